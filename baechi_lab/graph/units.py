@@ -63,6 +63,26 @@ def format_bytes(value: float) -> str:
     return f"{size:.2f} TB"
 
 
+def format_bytes_beside(value: float, largest: float) -> str:
+    """Formats bytes in the unit that suits the largest of those that they stand beside.
+
+    What is less than a ten-thousandth of that unit has its own.
+
+    >>> [format_bytes_beside(value, 2_500_000) for value in (2_500_000, 64_000, 4_000, 4, 0)]
+    ['2.50 MB', '0.06 MB', '0.004 MB', '4 B', '0 MB']
+    """
+    factor, unit = next(((f, u) for f, u in _BYTE_UNITS if abs(largest) >= f), (1.0, "B"))
+    size = value / factor
+    if value == 0 or unit == "B":
+        return f"{size:.0f} {unit}"
+    if abs(size) < 1e-4:
+        return format_bytes(value)
+    return f"{size:.2f} {unit}" if abs(size) >= 0.01 else f"{size:.1g} {unit}"
+
+
+_BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
 def exact_bytes(size: int) -> str:
     """Returns a size in bytes as text, in the largest unit that is exact.
 
@@ -109,15 +129,23 @@ def times_in_one_unit(values: Sequence[float]) -> list[str]:
     >>> times_in_one_unit([1.02e6, 980_100.0, 1_500.0]), times_in_one_unit([0.0, float("nan")])
     (['1.02 s', '0.98 s', '0.0015 s'], ['0 us', 'unknown'])
     """
-    _, largest_factor, unit = _time_unit(max((abs(value) for value in values if value == value), default=0.0))
+    largest = max((abs(value) for value in values if value == value), default=0.0)
+    return [format_us_beside(value, largest) for value in values]
 
-    def formatted(value: float) -> str:
-        if value != value or value == 0:
-            return format_us(value)
-        scaled = value / largest_factor
-        return f"{scaled:.2f} {unit}" if abs(scaled) >= 0.1 else f"{scaled:.3g} {unit}"
 
-    return [formatted(value) for value in values]
+def format_us_beside(value: float, largest: float) -> str:
+    """Formats microseconds in the unit that suits the largest of those that they stand beside.
+
+    What is shorter than a thousandth of that unit has its own.
+
+    >>> [format_us_beside(value, 241_290.0) for value in (241_290.0, 20.92, 0.25, 0.0)]
+    ['241.29 ms', '0.0209 ms', '0.25 us', '0 us']
+    """
+    _, factor, unit = _time_unit(largest)
+    scaled = value / factor
+    if not abs(scaled) >= 1e-3:
+        return format_us(value)
+    return f"{scaled:.2f} {unit}" if abs(scaled) >= 0.1 else f"{scaled:.3g} {unit}"
 
 
 _TIME_UNITS = ((1e6, 1e6, "s"), (1e3, 1e3, "ms"), (0.1, 1.0, "us"), (1e-5, 1e-3, "ns"))

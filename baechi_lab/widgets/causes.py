@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph, Timeline
-from ..graph.units import format_bytes, format_us
+from ..graph.units import format_bytes, format_us_beside
 from .schedule import computing
 from .waiting import last_inputs
 
@@ -71,21 +72,22 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
         free_us, previous_op = float(timeline.end_us[latest_row]), int(timeline.op[latest_row])
     else:
         free_us, previous_op = -1.0, -1
-    start_text, name = f"started at {format_us(start)}", timeline.device_names[device]
+    in_unit = partial(format_us_beside, largest=timeline.makespan_us)
+    start_text, name = f"started at {in_unit(start)}", timeline.device_names[device]
     if start <= rounding_us:
         return Cause("start", -1, -1, 0.0, f"{start_text}, with the step")
     if max(arrival_us, free_us) < start - rounding_us:
         gap = start - max(arrival_us, free_us, 0.0)
-        sentence = f"{start_text}: {name} was free and every input there {format_us(gap)} before; the planned order, or overhead"
+        sentence = f"{start_text}: {name} was free and every input there {in_unit(gap)} before; the planned order, or overhead"
         return Cause("idle", -1, -1, gap, sentence)
     if free_us > arrival_us + rounding_us:
         ready_text = (
-            f"; its inputs were there {format_us(free_us - max(arrival_us, 0.0))} before" if producer >= 0 else ""
+            f"; its inputs were there {in_unit(free_us - max(arrival_us, 0.0))} before" if producer >= 0 else ""
         )
         sentence = f"{start_text}: {name} was busy with {graph.names[previous_op]} until then{ready_text}"
         return Cause("device", previous_op, -1, free_us - max(arrival_us, 0.0), sentence)
     free_text = (
-        f"; {name} was free {format_us(arrival_us - free_us)} before"
+        f"; {name} was free {in_unit(arrival_us - free_us)} before"
         if arrival_us - max(free_us, 0.0) > rounding_us
         else ""
     )
@@ -109,8 +111,8 @@ def _of_transfer(
     start, receive, end = (float(times[row]) for times in (transfers.start_us, transfers.receive_us, transfers.end_us))
     sent_us = max(start, receive)
     queued_us = sent_us - float(produced_us[0]) if len(produced_us) else 0.0
-    size = format_bytes(int(timeline.tensor_bytes[tensor]))
-    text = f"{sentence} ({size}) arrived from {source} after {format_us(end - sent_us)}"
+    size, in_unit = format_bytes(int(timeline.tensor_bytes[tensor])), partial(format_us_beside, largest=timeline.makespan_us)
+    text = f"{sentence} ({size}) arrived from {source} after {in_unit(end - sent_us)}"
     if queued_us <= rounding_us:
         return Cause("transfer", producer, row, waited_us, text + free_text)
     # The transfer at one of the two devices that ended when this one began; -1 if there is none.
@@ -127,7 +129,7 @@ def _of_transfer(
     )
     busy_device = target if receive > start + rounding_us else source
     sentence = (
-        f"{text}, having waited {format_us(queued_us)} in the queue of {busy_device} behind {blocking_text}{free_text}"
+        f"{text}, having waited {in_unit(queued_us)} in the queue of {busy_device} behind {blocking_text}{free_text}"
     )
     return Cause("queue", producer, row, waited_us, sentence, blocking_row)
 

@@ -51,6 +51,7 @@ class OpDetails:
     device: str
     start_us: float
     end_us: float
+    step_us: float
     copies: int
     why: str
     critical: bool
@@ -109,6 +110,7 @@ def op_details(outcome: Outcome, op: int) -> OpDetails:
         device=names[int(timeline.device[row])] if row >= 0 else "",
         start_us=float(timeline.start_us[row]) if row >= 0 else float("nan"),
         end_us=float(timeline.end_us[row]) if row >= 0 else float("nan"),
+        step_us=timeline.makespan_us,
         copies=len(outcome.copies([original])),
         why="" if start_cause is None else start_cause.sentence,
         critical=bool(np.isin(op, outcome.chain.ops)),

@@ -3,8 +3,8 @@ import { test } from "node:test";
 
 import { bytes, lines, load } from "./load.js";
 
-const { column, texts, formatTime, formatBytes, formatBytesBeside, formatLimit, formatShare, opsInWords, shortened, standsLeft, besideMark, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
-  ["column", "texts", "formatTime", "formatBytes", "formatBytesBeside", "formatLimit", "formatShare", "opsInWords", "shortened", "standsLeft", "besideMark", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
+const { column, texts, formatTime, formatTimeBeside, formatBytes, formatBytesBeside, formatLimit, formatShare, opsInWords, shortened, standsLeft, besideMark, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
+  ["column", "texts", "formatTime", "formatTimeBeside", "formatBytes", "formatBytesBeside", "formatLimit", "formatShare", "opsInWords", "shortened", "standsLeft", "besideMark", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
 
 test("a column is read wherever its bytes begin, and a missing one is empty", () => {
   assert.deepEqual([...column({ a: bytes("f8", [1.5, -2]) }, "a", "f8")], [1.5, -2]);
@@ -29,6 +29,13 @@ test("bytes that stand beside each other have the unit of the largest", () => {
   const beside = (largest, ...values) => values.map((value) => formatBytesBeside(value, largest));
   assert.deepEqual(beside(1.73e9, 1.73e9, 391.79e6, 4e6, 123456, 0), ["1.73 GB", "0.39 GB", "0.004 GB", "0.0001 GB", "0 GB"]);
   assert.deepEqual(beside(999, 999, 5), ["999 B", "5 B"]);
+  assert.deepEqual(beside(2.5e6, 4), ["4 B"]); // 0.000004 MB says less
+});
+
+test("times that stand beside each other have the unit of the longest", () => {
+  const beside = (longest, ...values) => values.map((value) => formatTimeBeside(value, longest));
+  assert.deepEqual(beside(241290, 241290, 20.92, 0), ["241.29 ms", "0.0209 ms", "0 us"]);
+  assert.deepEqual(beside(241290, 0.25), ["0.25 us"]); // 0.00025 ms is less than a thousandth
 });
 
 test("a limit in whole GiB is told in both units, since peaks are in GB", () => {

@@ -85,7 +85,7 @@ test("what is said of a box", () => {
   assert.equal(Object.fromEntries(factsOf(scene, painted({}), devices, 1)).time, "2.00 us"); // of the profile
   assert.deepEqual([paint.notes[0], scene.notes[0]], ["3 ops · 2.50 ms", "3 ops"]);
   const box = Object.fromEntries(factsOf(scene, paint, devices, 0));
-  assert.deepEqual([box.holds, box.keeps, box["makes in turn"]], ["3 ops", "2.00 kB all the time", "500 B, not all held at once"]);
+  assert.deepEqual([box.holds, box.keeps, box["makes in turn"]], ["3 ops", "2.00 kB all the time", "0.50 kB, not all held at once"]);
   assert.equal(Object.fromEntries(factsOf(scene, paint, devices, 2))["backward of"], "net/a");
 });
 

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { load } from "./load.js";
 
-const { drawBox } = load(["common.js", "graph_draw.js"], ["drawBox"]);
+const { drawBox, FAINT_BOX } = load(["common.js", "graph_draw.js"], ["drawBox", "FAINT_BOX"]);
 const theme = { text: "text", faint: "faint", background: "background", danger: "danger", accent: "accent", crossing: "crossing", font: "sans" };
 const scene = { id: [0, 1], x: [50, 50], y: [20, 60], width: [90, 90], height: [30, 30], labels: ["chosen", "other"], notes: ["", ""] };
 const paint = { fits: true, shares: new Map(), device: [0, 0], notes: ["1 us", "2 us"], critical: [0, 0] };
@@ -46,4 +46,14 @@ test("text smaller than 9 pixels is not drawn", () => {
   assert.deepEqual(fontsAt(0.9).map(([text]) => text), ["chosen"]); // the note would have 8.1
   assert.deepEqual(fontsAt(0.6, 50).map(([text]) => text), ["chos…"]); // a box of 30 pixels has 26 for 5 letters of 9 pixels
   assert.deepEqual(fontsAt(0.3), []); // a box of 9 pixels
+});
+
+test("the edges of boxes beside the chosen one are seen on light and dark pages", () => {
+  const light = (rgb) => rgb.map((c) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4)).reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
+  const blue = [0, 114, 178]; // of the first device
+  for (const page of [[255, 255, 255], [17, 17, 17]]) {
+    const edge = light(blue.map((c, k) => FAINT_BOX * c + (1 - FAINT_BOX) * page[k]));
+    const [high, low] = [Math.max(edge, light(page)), Math.min(edge, light(page))];
+    assert.ok((high + 0.05) / (low + 0.05) > 2, `${page}`);
+  }
 });

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { load } from "./load.js";
 
-const { labelPlaces, wordShift } = load(["common.js", "verdict_view.js"], ["labelPlaces", "wordShift"]);
+const { labelPlaces, placesBeside, wordShift } = load(["common.js", "verdict_view.js"], ["labelPlaces", "placesBeside", "wordShift"]);
 
 test("a word stays in the middle unless the tick crosses it, and then stands on the wider side", () => {
   assert.equal(wordShift(400, 60, 100), 0); // the word is from 170 to 230
@@ -16,14 +16,22 @@ test("a word stays in the middle unless the tick crosses it, and then stands on 
 
 test("labels below the bar stand at their places, apart from each other and within the bar", () => {
   const label = (at, wide, share) => ({ at, wide, share });
-  assert.deepEqual(labelPlaces([label(100, 40, 0.1), label(300, 60, 0.1)], 400), [80, 270]);
-  assert.deepEqual(labelPlaces([label(5, 40, 0.1), label(20, 40, 0.1)], 400), [0, 50]); // pushed to the right
-  assert.deepEqual(labelPlaces([label(380, 40, 0.1), label(395, 40, 0.1)], 400), [310, 360]); // and back into the bar
-  assert.deepEqual(labelPlaces([], 400), []);
+  assert.deepEqual(labelPlaces([label(100, 40, 0.1), label(300, 60, 0.1)], 0, 400), [80, 270]);
+  assert.deepEqual(labelPlaces([label(5, 40, 0.1), label(20, 40, 0.1)], 0, 400), [0, 50]); // pushed to the right
+  assert.deepEqual(labelPlaces([label(380, 40, 0.1), label(395, 40, 0.1)], 0, 400), [310, 360]); // and back into the bar
+  assert.deepEqual(labelPlaces([], 0, 400), []);
 });
 
 test("where there is no room for all labels, those of the smallest parts have none", () => {
   const labels = [{ at: 10, wide: 50, share: 0.01 }, { at: 60, wide: 50, share: 0.05 }, { at: 90, wide: 40, share: Infinity }];
-  assert.deepEqual(labelPlaces(labels, 100), [null, 0, 60]); // 50 + 10 + 40 fill it
-  assert.deepEqual(labelPlaces(labels, 99), [null, null, 59]);
+  assert.deepEqual(labelPlaces(labels, 0, 100), [null, 0, 60]); // 50 + 10 + 40 fill it
+  assert.deepEqual(labelPlaces(labels, 0, 99), [null, null, 59]);
+});
+
+test("labels stand on their side of the tick's text, which stays at the tick", () => {
+  const label = (at, wide, share = 0.1) => ({ at, wide, share });
+  assert.deepEqual(placesBeside([label(100, 40), label(300, 60)], 400, 150, 250), [80, 270]); // both are clear of it
+  assert.deepEqual(placesBeside([label(140, 40), label(255, 60)], 400, 150, 250), [100, 260]); // to 150 - 10, from 250 + 10 on
+  assert.deepEqual(placesBeside([label(20, 40), label(160, 40)], 400, 30, 170), [null, 180]); // no room before it
+  assert.deepEqual(placesBeside([label(380, 30)], 400, 250, 390), [210]); // in the text, and more room before it
 });

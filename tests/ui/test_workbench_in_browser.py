@@ -743,7 +743,7 @@ def test_columns_of_compare_sort_by_click_and_by_key(page):
 def test_a_real_run_arrives_live(page, expected):
     tab(page, "Run")
     page.locator('.widget-inline-hbox:has(label:text-is("steps"), label > :text-is("steps")) input').fill("5")
-    assert page.locator('.bl-pane-run .bl-switch.mod-active:has-text("and as the framework runs it")').count() == 1
+    assert page.locator('.bl-pane-run .bl-switch.mod-active:has-text("compare with one device")').count() == 1
     page.click('.bl-workbench button:text-is("Start")')
     page.wait_for_selector('.bl-note:has-text("Done.")', timeout=120_000)
     facts = page.locator(".bl-pane-run .bl-facts")

@@ -73,6 +73,21 @@ def test_links_select_and_lead_on(bench):
     assert bench.details.facts == [] and bench.details.hint
 
 
+def test_the_numbers_of_the_pane_have_one_unit(pair):
+    """Times that of the step of 241 ms, as the timeline has; bytes that of the largest tensor."""
+    graph = bl.OpGraph.from_edges([241_000.0, 20.0, 150.0], [(0, 1, 2_500_000), (1, 2, 64_000)])
+    bench = bl.Workbench(graph, bl.Cluster.uniform(1), placer="single", passes=())
+    bench.model.select([1])
+    facts, sections = dict(bench.details.facts), {one["title"]: one["rows"] for one in bench.details.sections}
+    assert (facts["runs"], facts["takes"]) == ("241.00 ms to 241.02 ms", "0.02 ms")
+    assert facts["why then"] == "started at 241.00 ms, when op0 ended"
+    assert [row["text"] for row in sections["Time on each device"]] == ["0.02 ms"]
+    assert [row["text"] for row in sections["Reads"] + sections["Read by"]] == ["2.50 MB, gpu:0", "0.06 MB, gpu:0"]
+    bench.model.select([1, 2])
+    assert bench.details.facts == [["time together", "0.17 ms"]]
+    assert [row["text"] for row in bench.details.sections[0]["rows"]] == ["0.15 ms", "0.02 ms"]
+
+
 def test_a_new_result_renews_the_details(bench):
     bench.model.select([2])
     bench.model.change(moves=())

@@ -42,8 +42,9 @@ class RunPanel:
         self.steps.observe(self._check_steps, "value")
         self.steps.layout.width = "150px"
         self.native = switch(
-            "and as the framework runs it",
-            "also the undivided step on one device, as tf.function, Keras or eager PyTorch runs it: what placing is worth",
+            "compare with one device",
+            "also measures the step as TensorFlow or PyTorch runs it without this package, whole on one device (tf.function, Keras, "
+            "eager PyTorch): how much faster or slower the placement is than that",
             True,
         )
         self.start = button("Start", "run the current placement for real", self._start, style="primary")

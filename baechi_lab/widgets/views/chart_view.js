@@ -2,6 +2,8 @@
 
 const CHART = { top: 12, right: 14, bottom: 38, left: 26, tick: 11 };
 const MOST_RINGS = 3; // around a mark, of other marks in its place
+const NEAR = 5.5; // pixels: the radius of a mark; marks that are closer cover each other and count as in one place
+const TALL = 10; // pixels of a count beside marks
 /** `ids` make marks that can be clicked; a `dash` line joins points of a chart of points, and has no marks.
  * @typedef {{name: string, color: string, x: number[], y: (number | null)[], hollow: boolean[], tips: string[], ids: number[],
  *   dash: boolean}} Series */
@@ -33,19 +35,30 @@ function rulerOf(family) {
  * @param {Spot[]} spots @param {number} x @param {number} y @returns {Spot[]} */
 function spotsAt(spots, x, y) {
   const far = (/** @type {Spot} */ spot) => Math.hypot(spot.x - x, spot.y - y);
-  const nearest = spots.reduce((a, b) => (far(b) < far(a) ? b : a));
-  return spots.filter((spot) => Math.hypot(spot.x - nearest.x, spot.y - nearest.y) < 1);
+  const nearest = spots.reduce((best, spot, k) => (far(spot) < far(spots[best]) ? k : best), 0);
+  const firsts = firstInPlace(spots);
+  return spots.filter((_, k) => firsts[k] === firsts[nearest]);
 }
 
 /** A mark of a chart; an open one does not fit. @typedef {{x: number, y: number, stroke: string, open: boolean}} Mark */
-/** Whether two marks lie in one place. @param {{x: number, y: number}} a @param {{x: number, y: number}} b */
-const isSamePlace = (a, b) => Math.hypot(a.x - b.x, a.y - b.y) < 1;
+/** For each mark the position of the first one in its place: every mark is in one place, so that counts of places add up to the marks.
+ * @param {{x: number, y: number}[]} marks @returns {number[]} */
+function firstInPlace(marks) {
+  /** @type {number[]} */
+  const firsts = [];
+  return marks.map(({ x, y }, k) => {
+    const first = firsts.find((n) => Math.hypot(marks[n].x - x, marks[n].y - y) < NEAR);
+    if (first === undefined) firsts.push(k);
+    return first ?? k;
+  });
+}
 
 /** Radii of marks, so that each colour is seen: of those in one place, every later colour is drawn smaller, above the one before.
  * @param {Mark[]} marks in the order in which they are drawn @param {number} radius of a mark alone @returns {number[]} */
 function ringRadii(marks, radius) {
+  const firsts = firstInPlace(marks);
   return marks.map((mark, k) => {
-    const above = new Set(marks.slice(k + 1).filter((other) => isSamePlace(other, mark)).map(({ stroke }) => stroke));
+    const above = new Set(marks.filter((_, n) => n > k && firsts[n] === firsts[k]).map(({ stroke }) => stroke));
     above.delete(mark.stroke);
     return radius + 3 * Math.min(above.size, MOST_RINGS);
   });
@@ -284,31 +297,47 @@ function drawLines(picture, spec, plot, clicked) {
   picture.append(...spots.map((spot) => hitArea(spots, spot, clicked))); // above names, whose lines begin in the marks
 }
 
-/** Where the number of the marks in one place stands: above or below it, at the right or the left, in the plot, where it covers no mark.
- * @param {Mark[]} marks @param {number[]} radii @param {number} k of the mark @param {number} wide
- * @param {{top: number, right: number, bottom: number}} plot @returns {{x: number, y: number} | undefined} its left edge and its middle */
-function countPlace(marks, radii, k, wide, plot) {
-  const [{ x, y }, radius] = [marks[k], radii[k]];
-  const places = [y - radius - 2, y + radius + 2].flatMap((middle) => [x + radius + 1, x - radius - 1 - wide].map((left) => ({ x: left, y: middle })));
-  return places.find((place) => place.x + wide <= plot.right && place.y - 5 >= plot.top && place.y + 5 <= plot.bottom && !marks.some((other, n) =>
-    other.x + radii[n] > place.x && other.x - radii[n] < place.x + wide && Math.abs(other.y - place.y) < radii[n] + 6 && !isSamePlace(other, marks[k])));
+/** Where the number of the marks in one place stands: as near as it covers no mark and no other number, within the plot if that is possible.
+ * @param {{x: number, y: number, radius: number}} place @param {{x: number, y: number, radius: number}[]} circles of all marks
+ * @param {{x: number, y: number, wide: number}[]} counts that stand there already, by left edge and middle @param {number} wide
+ * @param {{left: number, top: number, right: number, bottom: number}} plot @returns {{x: number, y: number}} its left edge and its middle */
+function countPlace({ x, y, radius }, circles, counts, wide, plot) {
+  const places = [1, 8, 16, 24, 32].flatMap((away) => [y - radius - 1 - away, y + radius + 1 + away].flatMap((middle) =>
+    [x + radius + away, x - radius - away - wide].map((left) => ({ x: left, y: middle }))));
+  const isInPlot = (/** @type {{x: number, y: number}} */ at) =>
+    at.x >= plot.left && at.x + wide <= plot.right && at.y - TALL / 2 >= plot.top && at.y + TALL / 2 <= plot.bottom;
+  const covers = (/** @type {{x: number, y: number}} */ at) =>
+    circles.some((circle) => {
+      const [dx, dy] = [Math.max(at.x - circle.x, circle.x - at.x - wide, 0), Math.max(Math.abs(circle.y - at.y) - TALL / 2, 0)];
+      return Math.hypot(dx, dy) < circle.radius;
+    }) || counts.some((other) => at.x < other.x + other.wide + 3 && other.x < at.x + wide + 3 && Math.abs(at.y - other.y) < TALL + 2);
+  return places.find((at) => isInPlot(at) && !covers(at)) ?? places.find(isInPlot) ?? places[0];
 }
 
 /** Marks: as rings where several colours lie in one place, with their number beside them, and with an edge in a chart of points.
  * @param {Element} picture @param {Mark[]} marks @param {Spec} spec @param {Plot} plot */
 function drawMarks(picture, marks, spec, plot) {
   const isPoints = spec.kind === "points";
-  const radii = ringRadii(marks, isPoints ? 5.5 : spec.steps ? 2 : 3.5);
-  marks.forEach((mark, k) => {
-    const { x, y, stroke, open } = mark;
+  const radii = ringRadii(marks, isPoints ? NEAR : spec.steps ? 2 : 3.5);
+  marks.forEach(({ x, y, stroke, open }, k) => {
     if (isPoints) picture.append(svg("circle", { cx: x, cy: y, r: radii[k] + 1, style: "fill:var(--bl-background)" }));
     picture.append(svg("circle", { cx: x, cy: y, r: radii[k], style: `stroke:${stroke};fill:${open ? "none" : stroke}`, "stroke-width": open ? 2 : 0 }));
-    const together = marks.filter((other) => isSamePlace(other, mark));
-    if (!isPoints || together.length < 2 || together[0] !== mark) return;
-    const text = `${together.length} ×`;
-    const place = countPlace(marks, radii, k, textWidth(text), plot);
-    if (place) picture.append(svg("text", { x: place.x, y: place.y + 4 }, text));
   });
+  if (!isPoints) return;
+  const [firsts, circles] = [firstInPlace(marks), marks.map(({ x, y }, k) => ({ x, y, radius: radii[k] + 1 }))];
+  /** @type {{x: number, y: number, wide: number}[]} */
+  const counts = [];
+  for (const first of new Set(firsts)) {
+    const together = circles.filter((_, k) => firsts[k] === first);
+    if (together.length < 2) continue;
+    const [text, radius] = [`${together.length} ×`, Math.max(...together.map((circle) => circle.radius))];
+    const place = { ...countPlace({ ...circles[first], radius }, circles, counts, textWidth(text), plot), wide: textWidth(text) };
+    counts.push(place);
+    const { x, y } = circles[first];
+    const near = place.x > x ? place.x : place.x + place.wide;
+    if (Math.hypot(near - x, place.y - y) > radius + 14) picture.append(svg("line", { x1: x, y1: y, x2: near, y2: place.y, class: "bl-chart-leader" }));
+    picture.append(svg("text", { x: place.x, y: place.y + 4 }, text));
+  }
 }
 
 /** What is pointed at around a mark. Areas may cover each other: a click means the nearest mark, and of several in one place

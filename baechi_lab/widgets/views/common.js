@@ -64,12 +64,21 @@ function formatTime(value) {
   return size >= 1e-5 ? `${(value * 1e3).toFixed(2)} ns` : "0 us";
 }
 
+/** A time in the unit that suits the largest of those that it stands beside; what is shorter than a thousandth of it has its own.
+ * @param {number} value @param {number} largest both in microseconds */
+function formatTimeBeside(value, largest) {
+  const [factor, unit] = largest >= 1e6 ? [1e6, "s"] : largest >= 1e3 ? [1e3, "ms"] : largest >= 0.1 ? [1, "us"] : [1e-3, "ns"];
+  const scaled = value / factor;
+  if (!(Math.abs(scaled) >= 1e-3)) return formatTime(value);
+  return `${Math.abs(scaled) >= 0.1 ? scaled.toFixed(2) : Number(scaled.toPrecision(3))} ${unit}`;
+}
+
 /** @param {number} value bytes */
 function formatBytes(value) {
   return formatBytesBeside(value, value);
 }
 
-/** Bytes in the unit that suits the largest of those that they stand beside. @param {number} value @param {number} largest */
+/** Bytes in the unit that suits the largest of those that they stand beside; what is less than a ten-thousandth of it has its own. @param {number} value @param {number} largest */
 function formatBytesBeside(value, largest) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let [unit, factor] = [0, 1];
@@ -79,6 +88,7 @@ function formatBytesBeside(value, largest) {
   }
   const size = value / factor;
   if (unit === 0 || value === 0) return `${value === 0 ? 0 : size.toFixed(0)} ${units[unit]}`;
+  if (Math.abs(size) < 1e-4) return formatBytes(value);
   return `${Math.abs(size) >= 0.01 ? size.toFixed(2) : Number(size.toPrecision(1))} ${units[unit]}`;
 }
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import traitlets
 
 from ...graph.device import short_device
-from ...graph.units import format_bytes, format_us
+from ...graph.units import format_bytes, format_bytes_beside, format_us_beside
 from ..compute import Outcome
 from ..details import OpDetails, TensorEnd, op_details, selection_details
 from .base import Message, View, source
@@ -40,26 +41,27 @@ class DetailsView(View):
 
     def show_op(self, outcome: Outcome, op: int) -> None:
         details = op_details(outcome, op)
+        time, size = in_one_unit(details)
         with self.hold_sync():
             self.executed, self.heading, self.hint = True, details.name, ""
             output_rows = [
-                {"op": -1, "name": f"tensor {name}", "text": format_bytes(size), "marked": False}
-                for name, size in details.output_sizes
+                {"op": -1, "name": f"tensor {name}", "text": size(byte_count), "marked": False}
+                for name, byte_count in details.output_sizes
             ]
             costs = [
                 {
                     "op": -1,
                     "name": short_device(cost.device),
-                    "text": format_us(cost.duration_us) if cost.duration_us == cost.duration_us else "may not run here",
+                    "text": time(cost.duration_us) if cost.duration_us == cost.duration_us else "may not run here",
                     "marked": cost.chosen,
                 }
                 for cost in details.costs
             ]
             self.facts = op_facts(details)
             self.sections = [
-                {"title": "Reads", "rows": [_link(end) for end in details.inputs], "more": details.more_inputs},
+                {"title": "Reads", "rows": [_link(end, size) for end in details.inputs], "more": details.more_inputs},
                 {"title": "Makes", "rows": output_rows, "more": 0},
-                {"title": "Read by", "rows": [_link(end) for end in details.outputs], "more": details.more_outputs},
+                {"title": "Read by", "rows": [_link(end, size) for end in details.outputs], "more": details.more_outputs},
                 {"title": "Time on each device", "rows": costs, "more": 0},
             ]
 
@@ -67,12 +69,13 @@ class DetailsView(View):
         details = selection_details(outcome, ops)
         with self.hold_sync():
             self.executed, self.heading, self.hint = False, f"{details.count:,} ops", ""
-            facts = [("time together", format_us(details.duration_us))]
+            time = partial(format_us_beside, largest=outcome.timeline.makespan_us)
+            facts = [("time together", time(details.duration_us))]
             if details.persistent_bytes:
                 facts.append(("keep", format_bytes(details.persistent_bytes)))
             self.facts = [list(fact) for fact in facts]
             rows = [
-                {"op": op, "name": name, "text": format_us(us), "marked": False} for op, name, us in details.longest
+                {"op": op, "name": name, "text": time(us), "marked": False} for op, name, us in details.longest
             ]
             self.sections = [{"title": "The longest", "rows": rows, "more": details.count - len(rows)}]
 
@@ -86,27 +89,37 @@ class DetailsView(View):
             self.on_go(int(content["op"]))
 
 
+Format = Callable[[float], str]
+"""Formats a number of a view, all of which have one unit."""
+
+
+def in_one_unit(details: OpDetails) -> tuple[Format, Format]:
+    """Returns the formats of times and of bytes: the unit of the whole step, as in the timeline, and that of the largest size."""
+    sizes = [size for _, size in details.output_sizes]
+    sizes += [end.size_bytes for end in (*details.inputs, *details.outputs)]
+    sizes += [details.persistent_bytes, details.temp_bytes]
+    return partial(format_us_beside, largest=details.step_us), partial(format_bytes_beside, largest=max(sizes))
+
+
 def op_facts(details: OpDetails) -> list[list[str]]:
     """Returns names and values of the facts of one op, without empty values."""
+    time, size = in_one_unit(details)
     has_times = details.start_us == details.start_us
     facts = [
         ("type", details.op_type),
         ("makes", details.shapes),
         ("device", short_device(details.device)),
-        (
-            "runs",
-            f"{format_us(details.start_us)} to {format_us(details.end_us)}" if has_times else "not in this timeline",
-        ),
-        ("takes", format_us(details.end_us - details.start_us) if has_times else ""),
+        ("runs", f"{time(details.start_us)} to {time(details.end_us)}" if has_times else "not in this timeline"),
+        ("takes", time(details.end_us - details.start_us) if has_times else ""),
         ("copies", f"{details.copies}, one per micro-batch or replica" if details.copies > 1 else ""),
         ("critical path", "yes" if details.critical else "no"),
-        ("keeps", format_bytes(details.persistent_bytes) if details.persistent_bytes else ""),
-        ("while it runs", f"{format_bytes(details.temp_bytes)} temporary" if details.temp_bytes else ""),
+        ("keeps", size(details.persistent_bytes) if details.persistent_bytes else ""),
+        ("while it runs", f"{size(details.temp_bytes)} temporary" if details.temp_bytes else ""),
         ("why then", details.why),
     ]
     return [[name, value] for name, value in facts if value]
 
 
-def _link(end: TensorEnd) -> dict[str, object]:
+def _link(end: TensorEnd, size: Format) -> dict[str, object]:
     place = f", {short_device(end.device)}" if end.device else ""
-    return {"op": end.op, "name": end.name, "text": f"{format_bytes(end.size_bytes)}{place}", "marked": False}
+    return {"op": end.op, "name": end.name, "text": f"{size(end.size_bytes)}{place}", "marked": False}

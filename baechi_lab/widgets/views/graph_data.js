@@ -162,7 +162,7 @@ function arrowFacts(scene, paint, arrow) {
   const moved = paint.fits ? paint.crossing[arrow] : -1;
   return [
     ["tensors", scene.tensors[arrow].toLocaleString("en")], ["bytes", formatBytes(scene.bytes[arrow])],
-    ["of that to another device", moved >= 0 ? formatBytes(moved) : ""],
+    ["of that to another device", moved >= 0 ? formatBytesBeside(moved, scene.bytes[arrow]) : ""],
     ["critical path", paint.fits && paint.criticalArrow[arrow] ? "runs through it" : ""],
   ];
 }
@@ -180,13 +180,13 @@ function devicesOf(paint, devices, i) {
  * @param {Scene} scene @param {Paint} paint @param {string[]} devices @param {number} i */
 function factsOf(scene, paint, devices, i) {
   const group = scene.kind[i] !== OP_KIND;
+  const [keeps, makes, sends, receives] = [scene.persistent[i], scene.made[i], ...(paint.fits ? [paint.sent[i], paint.received[i]] : [0, 0])];
+  const bytes = (/** @type {number} */ value, words = "") => (value > 0 ? formatBytesBeside(value, Math.max(keeps, makes, sends, receives)) + words : "");
   return [
     [group ? "holds" : "type", group ? opsInWords(scene.size[i]) : scene.types[i]],
     ["device", devicesOf(paint, devices, i)], ["time", formatTime((paint.fits ? paint : scene).time[i])],
-    ["keeps", scene.persistent[i] > 0 ? `${formatBytes(scene.persistent[i])} all the time` : ""],
-    [group ? "makes in turn" : "makes", scene.made[i] > 0 ? `${formatBytes(scene.made[i])}${group ? ", not all held at once" : ""}` : ""],
-    ["sends", paint.fits && paint.sent[i] > 0 ? formatBytes(paint.sent[i]) : ""],
-    ["receives", paint.fits && paint.received[i] > 0 ? formatBytes(paint.received[i]) : ""],
+    ["keeps", bytes(keeps, " all the time")], [group ? "makes in turn" : "makes", bytes(makes, group ? ", not all held at once" : "")],
+    ["sends", bytes(sends)], ["receives", bytes(receives)],
     ["backward of", scene.forward[i] || ""],
     ["", group ? "double-click to open" : ""],
   ];

@@ -9,6 +9,7 @@ const WEIGHTS = 4; // arrows are stroked in as many widths
 const MINIMAP = 130;
 const LEAST_FONT = 9; // smaller text is not drawn
 const SQUEEZE = 1.1; // how much narrower a label may be drawn
+const FAINT_BOX = 0.7; // of a box beside those that are chosen: on a dark page its edge must be seen, too
 
 /** Arrows as paths, by what they are (plain, crossing, critical) and by width; made once per scene and paint.
  * @param {Scene} scene @param {Paint} paint @param {boolean} showCritical */
@@ -155,7 +156,7 @@ function drawArrows(context, { scene, marks, t, theme, paths, critical, hovered,
   context.setTransform(scale * t.k, 0, 0, scale * t.k, scale * t.x, scale * t.y);
   const colours = { plain: theme.edge, crossing: theme.crossing, critical: theme.danger };
   for (const { kind, width, line, heads } of paths) {
-    context.globalAlpha = kind === "critical" ? 1 : scene.faint * (critical || marks.any ? 0.35 : 1);
+    context.globalAlpha = kind === "critical" ? 1 : scene.faint * (critical || marks.any ? 0.5 : 1);
     context.strokeStyle = context.fillStyle = colours[kind];
     context.lineWidth = Math.max(kind === "critical" ? Math.max(width, 2.4) : width, 0.6 / t.k);
     context.stroke(line);
@@ -187,12 +188,12 @@ function drawBox(context, { scene, paint, heat, marks, dim, colours, theme, t, c
   context.roundRect(x, y, w, h, 4 * Math.min(t.k, 1));
   context.fillStyle = theme.background;
   context.fill();
-  context.globalAlpha = faint ? 0.4 : 1;
+  context.globalAlpha = faint ? FAINT_BOX : 1;
   if (heat.fits || own) {
     context.globalAlpha *= heat.fits ? HEAT * heat.share[i] : 0.2;
     context.fillStyle = heat.fits ? heatColour(heat.by, theme) : own;
     context.fill();
-    context.globalAlpha = faint ? 0.4 : 1;
+    context.globalAlpha = faint ? FAINT_BOX : 1;
   }
   drawShares(context, paint, colours, i, [x, y, w, h], t.k);
   context.beginPath();

@@ -42,13 +42,15 @@ function render({ model, el }) {
     () => ({
       caption: "Peak of each device", head: ["device", "peak", "limit", "at", "caused by", ...CATEGORIES.map((name) => CATEGORY_TEXT[name])],
       rows: model.get("peaks").map((p, d) => [
-        rowName(d), peakText(p.bytes), formatLimit(model.get("limit_bytes")[d]), formatTime(p.time_us), p.name, ...p.parts.map(peakText),
+        rowName(d), peakText(p.bytes), formatLimit(model.get("limit_bytes")[d]), time(p.time_us), p.name, ...p.parts.map(peakText),
       ]),
     }));
   const live = element("div", { class: "bl-live-tensors", role: "status", hidden: true });
   view.host.insertBefore(live, view.live);
   view.toolbar.append(reset, legend, element("span", { class: "bl-space" }), title);
 
+  /** A time in the unit of the step. @param {number} us */
+  const time = (us) => formatTimeBeside(us, model.get("span_us"));
   /** Bytes in the unit of the largest peak: all that is held has one unit. @param {number} bytes */
   const peakText = (bytes) => formatBytesBeside(bytes, Math.max(...model.get("peaks").map((/** @type {any} */ p) => p.bytes)));
   /** Limits have one unit as well. @param {number} bytes */
@@ -291,12 +293,12 @@ function render({ model, el }) {
       return showTooltip(view, x, y, rowName(d), [
         ["peak", peakText(peak.bytes) + (peak.measured_bytes > 0 ? `, measured ${peakText(peak.measured_bytes)}` : "")],
         ...partsOf(peak),
-        ["at", formatTime(peak.time_us)], ["caused by", peak.name], ["limit", formatLimit(model.get("limit_bytes")[d])],
+        ["at", time(peak.time_us)], ["caused by", peak.name], ["limit", formatLimit(model.get("limit_bytes")[d])],
       ]);
     }
     const row = lastChange(d, timeAt(x));
     if (row < levels.pointer[d]) return showTooltip(view, 0, 0, "", []);
-    return showTooltip(view, x, y, `${rowName(d)} at ${formatTime(timeAt(x))}`, [
+    return showTooltip(view, x, y, `${rowName(d)} at ${time(timeAt(x))}`, [
       ...CATEGORIES.map((name, k) => [CATEGORY_TEXT[name], formatBytesBeside(levels.bytes[k][row], total(row))]),
       ["together", formatBytes(total(row))],
     ]);
@@ -332,7 +334,7 @@ function render({ model, el }) {
     const more = shown.count - shown.rows.length;
     const pick = (/** @type {number} */ op) => { model.set("selected", [op]); model.save_changes(); };
     live.replaceChildren(
-      element("div", { class: "bl-live-head" }, element("b", {}, `${rowName(shown.row)} at ${formatTime(shown.time_us)}: ${formatBytes(shown.bytes)}`),
+      element("div", { class: "bl-live-head" }, element("b", {}, `${rowName(shown.row)} at ${time(shown.time_us)}: ${formatBytes(shown.bytes)}`),
         button("×", "close the list", () => { model.set("live", {}); model.save_changes(); })),
       element("ol", {}, ...shown.rows.map(([op, name, category, bytes]) => element("li", {},
         `${formatBytesBeside(bytes, shown.rows[0][3])} ${CATEGORY_TEXT[category]} of `, op < 0 ? name : element("button", { type: "button", class: "bl-link", title: `select ${name}`, onclick: () => pick(op) }, name)))),

@@ -3,7 +3,7 @@
 // timeline_parts.js.
 
 /** How strongly bars are drawn that are not selected, while others are. */
-const FAINT = 0.25;
+const FAINT = 0.45;
 
 /** What is drawn, as the view last read it from its traits; `hovered` is a bar, `near` the neighbours of the explained op.
  * @param {Model} model */

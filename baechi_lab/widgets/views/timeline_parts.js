@@ -83,25 +83,26 @@ const STATISTICS = [
   ["most time in", "the op type with the most time in the range"],
 ];
 
-/** One row of the statistics as texts; shares are of the range as far as the step reaches. @param {any} row @returns {string[]} */
-function statisticsTexts(row) {
+/** One row of the statistics as texts; shares are of the range as far as the step reaches.
+ * @param {any} row @param {(us: number) => string} inUnit @returns {string[]} */
+function statisticsTexts(row, inUnit) {
   const span = row.busy_us + row.idle_us;
   const share = (/** @type {number} */ part) => (span > 0 ? ` (${formatShare(part / span)})` : "");
-  const time = (/** @type {number} */ value) => (value > 0 ? formatTime(value) : "");
+  const time = (/** @type {number} */ value) => (value > 0 ? inUnit(value) : "");
   const w = row.waited;
   return [
-    row.device, `${formatTime(row.busy_us)}${share(row.busy_us)}`, `${formatTime(row.idle_us)}${share(row.idle_us)}`,
+    row.device, `${inUnit(row.busy_us)}${share(row.busy_us)}`, `${inUnit(row.idle_us)}${share(row.idle_us)}`,
     time(w.transfer), time(w.queue), time(w.op), time(w.collective), time(w.order), time(w.nothing), row.ops.toLocaleString("en"),
     row.most ? `${row.most}${row.busy_us > 0 ? ` (${formatShare(row.most_us / row.busy_us)})` : ""}` : "",
   ];
 }
 
 /** The table of a range, a part per timeline, without the causes that no device waited for. @param {any[]} rows @param {number[]} range @param {boolean} marked
- * @param {HTMLElement[]} buttons */
-function statisticsTable(rows, range, marked, buttons) {
-  const span = range[1] - range[0];
-  const said = `${marked ? "Marked" : "Shown"}: ${formatTime(range[0])} to ${formatTime(range[1])}, ${formatTime(span)}`;
-  const texts = rows.map(statisticsTexts);
+ * @param {HTMLElement[]} buttons @param {(us: number) => string} inUnit */
+function statisticsTable(rows, range, marked, buttons, inUnit) {
+  const [first, last, length] = [range[0], range[1], range[1] - range[0]].map(inUnit);
+  const said = `${marked ? "Marked" : "Shown"}: ${first} to ${last}, ${length}`;
+  const texts = rows.map((row) => statisticsTexts(row, inUnit));
   const used = STATISTICS.map((_, column) => texts.some((row) => row[column]));
   const head = element("tr", {}, ...STATISTICS.filter((_, k) => used[k]).map(([name, title]) => element("th", { title }, name)));
   const body = rows.flatMap((row, k) => {

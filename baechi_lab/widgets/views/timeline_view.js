@@ -34,7 +34,7 @@ function render({ model, el }) {
     },
     () => ({
       caption: "Ops and transfers in what is shown", head: ["op", "lane", "origin", "start", "takes"],
-      rows: visibleRows(s, axis.range),
+      rows: visibleRows(s, axis.range, model.get("span_us")),
     }));
   const legend = element("div", { class: "bl-legend" });
   const table = element("div", { class: "bl-statistics", hidden: true });
@@ -184,7 +184,7 @@ function render({ model, el }) {
     const range = marked ? model.get("range") : axis.range;
     const zoom = button("Zoom to range", "show just the marked range", () => setWindow(model.get("range")));
     const clear = button("Clear range", "mark nothing (Esc)", () => change({ range: [] }));
-    table.replaceChildren(...statisticsTable(rows, range, marked, marked ? [zoom, clear] : []));
+    table.replaceChildren(...statisticsTable(rows, range, marked, marked ? [zoom, clear] : [], (us) => formatTimeBeside(us, model.get("span_us"))));
   }
   function readNear() {
     s.near = new Set([...model.get("inputs"), ...model.get("outputs")]);
@@ -260,12 +260,13 @@ function makespansInWords(s, makespans) {
 }
 
 /** The rows of the table for readers of screens: up to 501 bars per lane that begin or go on in `range`.
- * @param {any} s @param {number[]} range */
-function visibleRows(s, range) {
+ * @param {any} s @param {number[]} range @param {number} span */
+function visibleRows(s, range, span) {
+  const inUnit = (us) => formatTimeBeside(us, span);
   return s.lanes.flatMap((/** @type {any} */ lane, /** @type {number} */ k) => {
     const rows = [];
     for (let b = firstVisible(s.bars, k, range[0]); b < s.bars.pointer[k + 1] && s.bars.start[b] < range[1] && rows.length < 501; b += 1) {
-      if (s.bars.end[b] >= range[0]) rows.push([s.names[s.bars.label[b]] ?? "", `${lane.label}${lane.kind === "ops" ? "" : `, ${lane.kind}`}`, lane.origin, formatTime(s.bars.start[b]), formatTime(s.bars.end[b] - s.bars.start[b])]);
+      if (s.bars.end[b] >= range[0]) rows.push([s.names[s.bars.label[b]] ?? "", `${lane.label}${lane.kind === "ops" ? "" : `, ${lane.kind}`}`, lane.origin, inUnit(s.bars.start[b]), inUnit(s.bars.end[b] - s.bars.start[b])]);
     }
     return rows;
   });
@@ -275,6 +276,8 @@ function visibleRows(s, range) {
  * idle time.
  * @param {any} s @param {Model} model @param {any} view @param {TimeAxis} axis @param {(lane: number, bar: number) => number[]} extent */
 function timelinePointer(s, model, view, axis, extent) {
+  const inUnit = (us) => formatTimeBeside(us, model.get("span_us")); // the unit of the axis of the whole step
+
   function barAt(x, y) {
     const lane = s.tops.findIndex(([top, height]) => y >= top && y < top + height);
     if (lane < 0 || x < axis.gutter) return [UNSEEN, lane];
@@ -297,14 +300,14 @@ function timelinePointer(s, model, view, axis, extent) {
     const l = s.lanes[lane];
     const waited = [0, 0, 0, 0, 0, 0];
     for (let w = s.waits.pointer[lane]; w < s.waits.pointer[lane + 1]; w += 1) waited[s.waits.kind[w]] += s.waits.end[w] - s.waits.start[w];
-    const time = (us) => (us > 0 ? formatTime(us) : "");
+    const time = (us) => (us > 0 ? inUnit(us) : "");
     if (l.kind === "transfers") return [["transfers", String(s.bars.pointer[lane + 1] - s.bars.pointer[lane])], ["", "above: sent, below: received"]];
-    if (l.kind === "collectives") return [["collectives", formatTime(l.collectives_us)], ["exposed", `${formatTime(l.exposed_us)}, in which the device computes nothing`]];
+    if (l.kind === "collectives") return [["collectives", inUnit(l.collectives_us)], ["exposed", `${inUnit(l.exposed_us)}, in which the device computes nothing`]];
     return [
-      ["busy", formatTime(l.busy_us)], ["idle", `${formatTime(l.idle_us)} (${formatShare(l.idle_share)} of the step)`],
+      ["busy", inUnit(l.busy_us)], ["idle", `${inUnit(l.idle_us)} (${formatShare(l.idle_share)} of the step)`],
       ["for transfers", time(waited[TRANSFER_WAIT])], ["in queues", time(waited[QUEUE_WAIT])], ["for other devices", time(waited[2])], ["for collectives", time(waited[COLLECTIVE_WAIT])],
       ["by order", time(waited[3])], ["nothing left", time(waited[NOTHING_LEFT])],
-      ["bubbles", `${l.bubbles}, together ${formatTime(l.bubble_us)}`], ["longest", l.bubbles ? formatTime(l.longest_us) : ""],
+      ["bubbles", `${l.bubbles}, together ${inUnit(l.bubble_us)}`], ["longest", l.bubbles ? inUnit(l.longest_us) : ""],
     ];
   }
 
@@ -315,8 +318,8 @@ function timelinePointer(s, model, view, axis, extent) {
       const moved = l.kind === "transfers";
       showTooltip(view, x, y, s.names[s.bars.label[bar]] ?? "?", [
         [moved ? "transfer" : "device", moved ? describePeer(l, bar) : l.label],
-        ["origin", l.origin], ["start", formatTime(s.bars.start[bar])],
-        ["takes", formatTime(s.bars.end[bar] - s.bars.start[bar])], ["size", moved ? formatBytes(s.bars.bytes[bar]) : ""],
+        ["origin", l.origin], ["start", inUnit(s.bars.start[bar])],
+        ["takes", inUnit(s.bars.end[bar] - s.bars.start[bar])], ["size", moved ? formatBytes(s.bars.bytes[bar]) : ""],
         ["micro-batch", (s.batches[s.bars.label[bar]] ?? -1) >= 0 ? String(s.batches[s.bars.label[bar]]) : ""],
         [model.get("color_by"), s.classes ? model.get("legend")[s.shade[bar]]?.label : ""],
         ["phase", moved ? "" : phaseOf(model, s.bars.label[bar])],
@@ -339,8 +342,8 @@ function timelinePointer(s, model, view, axis, extent) {
 
   function showWait(w, x, y) {
     const why = reason(s.waits.kind[w], s.names[s.waits.source[w]] ?? "", s.names[s.waits.op[w]] ?? "");
-    showTooltip(view, x, y, `idle ${formatTime(s.waits.end[w] - s.waits.start[w])}`, [
-      ["because", why], ["from", formatTime(s.waits.start[w])], ["to", formatTime(s.waits.end[w])],
+    showTooltip(view, x, y, `idle ${inUnit(s.waits.end[w] - s.waits.start[w])}`, [
+      ["because", why], ["from", inUnit(s.waits.start[w])], ["to", inUnit(s.waits.end[w])],
     ]);
   }
 
@@ -353,10 +356,11 @@ function timelinePointer(s, model, view, axis, extent) {
   return { barAt, hover };
 }
 
-/** When something starts and ends; how long it takes where both are the same in words. @param {number} start @param {number} end */
-function intervalInWords(start, end) {
-  const [from, to] = [formatTime(start), formatTime(end)];
-  return from === to ? `at ${from}, takes ${formatTime(end - start)}` : `${from} to ${to}`;
+/** When something starts and ends; how long it takes where both are the same in words.
+ * @param {number} start @param {number} end @param {number} span of the step, whose unit they have */
+function intervalInWords(start, end, span) {
+  const [from, to, takes] = [start, end, end - start].map((us) => formatTimeBeside(us, span));
+  return from === to ? `at ${from}, takes ${takes}` : `${from} to ${to}`;
 }
 
 /** How many ops are selected, when the explained op runs, and why then.
@@ -366,7 +370,7 @@ function selectionInWords(s, model, op) {
   for (let lane = 0; op !== UNSEEN && lane < s.lanes.length && rows.length < 4; lane += 1) {
     if (s.lanes[lane].kind === "transfers") continue;
     for (let b = s.bars.pointer[lane]; b < s.bars.pointer[lane + 1] && rows.length < 4; b += 1) {
-      if (s.bars.op[b] === op) rows.push(`${s.names[s.bars.label[b]]} on ${s.lanes[lane].label}, ${s.lanes[lane].origin}: ${intervalInWords(s.bars.start[b], s.bars.end[b])}`);
+      if (s.bars.op[b] === op) rows.push(`${s.names[s.bars.label[b]]} on ${s.lanes[lane].label}, ${s.lanes[lane].origin}: ${intervalInWords(s.bars.start[b], s.bars.end[b], model.get("span_us"))}`);
     }
   }
   const why = model.get("why");

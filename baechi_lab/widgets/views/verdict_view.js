@@ -5,27 +5,35 @@
 
 const GAP = 10; // pixels between labels below the bar
 
-/** The left edges of labels below the bar, each near its place, in the order of their places and apart from each other; where there is
- * no room for all, those with the smallest shares have none (null).
- * @param {BarLabel[]} labels @param {number} width of the bar @returns {(number | null)[]} */
-function labelPlaces(labels, width) {
+/** The left edges of labels below the bar between `from` and `to`, each near its place, in the order of their places and apart from each
+ * other; where there is no room for all, those with the smallest shares have none (null).
+ * @param {BarLabel[]} labels @param {number} from @param {number} to pixels of the bar @returns {(number | null)[]} */
+function labelPlaces(labels, from, to) {
   const shown = labels.map((_, k) => k).sort((a, b) => labels[b].share - labels[a].share || a - b);
   const needed = () => shown.reduce((sum, k) => sum + labels[k].wide + GAP, -GAP);
-  while (shown.length && needed() > width) shown.pop();
+  while (shown.length && needed() > to - from) shown.pop();
   shown.sort((a, b) => labels[a].at - labels[b].at || a - b);
   /** @type {(number | null)[]} */
   const lefts = labels.map(() => null);
-  let free = 0;
+  let free = from;
   for (const k of shown) {
     lefts[k] = Math.max(labels[k].at - labels[k].wide / 2, free);
     free = /** @type {number} */ (lefts[k]) + labels[k].wide + GAP;
   }
-  let end = width;
+  let end = to;
   for (const k of shown.reverse()) {
     lefts[k] = Math.min(/** @type {number} */ (lefts[k]), end - labels[k].wide);
     end = /** @type {number} */ (lefts[k]) - GAP;
   }
   return lefts;
+}
+
+/** The same beside the text of the tick, which takes the pixels from `left` to `right`: labels stay on their side of it.
+ * @param {BarLabel[]} labels @param {number} width of the bar @param {number} left @param {number} right @returns {(number | null)[]} */
+function placesBeside(labels, width, left, right) {
+  const isBefore = labels.map(({ at }) => at < left || (at < right && left > width - right));
+  const [before, after] = [labelPlaces(labels.filter((_, k) => isBefore[k]), 0, left - GAP), labelPlaces(labels.filter((_, k) => !isBefore[k]), right + GAP, width)];
+  return isBefore.map((first) => /** @type {number | null} */ ((first ? before : after).shift() ?? null));
 }
 
 /** How far a word moves from the middle of its piece so that a tick does not cross it; null where neither side has room.
@@ -47,6 +55,8 @@ function render({ model, el }) {
   const bar = element("div", { class: "bl-verdict-bar", role: "toolbar", "aria-label": meaning });
   const tick = element("span", { class: "bl-verdict-bound", hidden: true });
   const below = element("div", { class: "bl-verdict-below" });
+  const boundText = element("span", {});
+  const bound = element("span", { class: "bl-verdict-bound-text" }, element("span", { class: "bl-verdict-tick" }), boundText);
   const live = element("div", { class: "bl-hidden", role: "status", "aria-live": "polite" });
   el.replaceChildren(label, element("div", { class: "bl-verdict-column" }, bar, below), live);
 
@@ -64,10 +74,10 @@ function render({ model, el }) {
       piece.append(element("span", {}, wordsOf(part)));
       return piece;
     });
-    const bound = model.get("bound");
-    tick.hidden = !(bound >= 0 && bound <= 1 && pieces.length);
-    tick.style.left = `calc(${100 * bound}% - 1px)`;
-    tick.title = model.get("bound_text");
+    const share = model.get("bound");
+    tick.hidden = !(share >= 0 && share <= 1 && pieces.length);
+    tick.style.left = `clamp(0px, calc(${100 * share}% - 1px), calc(100% - 2px))`;
+    tick.title = boundText.textContent = model.get("bound_text");
     bar.replaceChildren(...pieces, tick);
     bar.hidden = label.hidden = below.hidden = !pieces.length;
     rove(bar);
@@ -77,7 +87,7 @@ function render({ model, el }) {
   const wordsOf = (/** @type {VerdictPart} */ part) => `${part.label} ${formatShare(part.share)}`;
 
   /** A word is shown where its piece is wide enough, and beside the tick of the bound where that would cross it; else below the bar,
-   * as what the tick means is. */
+   * where the text of the tick begins or ends at the tick. */
   function fitWords() {
     const parts = /** @type {VerdictPart[]} */ (model.get("parts"));
     /** @type {{at: number, share: number, node: HTMLElement}[]} */
@@ -93,21 +103,26 @@ function render({ model, el }) {
       if (parts[k].color) swatch.style.background = parts[k].color;
       labels.push({ at: piece.offsetLeft + piece.clientWidth / 2, share: parts[k].share, node: element("span", {}, swatch, wordsOf(parts[k])) });
     });
-    if (!tick.hidden) labels.push({ at: tick.offsetLeft + 1, share: Infinity, node: element("span", {}, element("span", { class: "bl-verdict-tick" }), model.get("bound_text")) });
-    below.replaceChildren(...labels.map(({ node }) => node));
-    const places = labelPlaces(labels.map(({ at, share, node }) => ({ at, share, wide: node.offsetWidth })), below.clientWidth);
+    below.replaceChildren(...labels.map(({ node }) => node), ...(tick.hidden ? [] : [bound]));
+    const sizes = labels.map(({ at, share, node }) => ({ at, share, wide: node.offsetWidth }));
+    const [width, text] = [below.clientWidth, bound.offsetWidth];
+    const at = tick.offsetLeft + bar.clientLeft;
+    const left = at + text <= width ? at : at + tick.offsetWidth - text; // its own tick goes on with the bar's
+    bound.classList.toggle("bl-verdict-leftward", left < at);
+    bound.style.left = `${left}px`;
+    const places = tick.hidden ? labelPlaces(sizes, 0, width) : placesBeside(sizes, width, left, left + text);
     places.forEach((left, k) => {
       labels[k].node.hidden = left === null;
       labels[k].node.style.left = `${left ?? 0}px`;
     });
   }
-  const sizes = new ResizeObserver(fitWords);
-  sizes.observe(bar);
+  const observer = new ResizeObserver(fitWords);
+  observer.observe(bar);
   const say = () => { live.textContent = model.get("announcement"); };
   draw();
   say();
   const stop = listen(model, { parts: draw, bound: draw, bound_text: draw, announcement: say });
-  return () => { stop(); sizes.disconnect(); };
+  return () => { stop(); observer.disconnect(); };
 }
 
 export default { render };
