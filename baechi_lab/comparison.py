@@ -363,6 +363,16 @@ def winner_of(placement: Placement) -> str:
     return str(placement.info.get("winner", ""))
 
 
+def order_of(placement: Placement, scheduler: object = None) -> str:
+    """Names the order in which devices work: a schedule or scheduler, the order that `auto` chose, or the placement's own.
+
+    >>> order_of(Placement(device=[0])), order_of(Placement(device=[0]), "pct")
+    ('fifo', 'pct')
+    """
+    chosen_by_auto = winner_of(placement).partition(", scheduler ")[2].partition(" ")[0]
+    return str(scheduler or chosen_by_auto or ("fifo" if placement.rank is None else "planned"))
+
+
 def summary(timeline: Timeline) -> dict[str, object]:
     """Returns the columns of a row that come from its timeline."""
     busiest = float(timeline.busy_us.max(initial=0.0))

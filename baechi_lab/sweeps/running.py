@@ -110,6 +110,7 @@ def sweep(
             - `feasible`, `peak_bytes`: whether it fits, and the peak of the fullest device.
             - `ops, groups`: their numbers.
             - `finer_groups`: says so where smaller groups were placed, because none of the first ones fits.
+            - `op_order`, `winner`: the order in which devices work, and what `auto` took: a placer, on ops or on groups.
             - `error`: why there is no step.
 
     Raises:

@@ -14,8 +14,8 @@ from ..internal_warnings import outer_stacklevel
 
 APPLICATION_ID = 0x6261_6C62
 """Identifies sweep files in SQLite's header."""
-VERSION = 3
-"""Version of the tables; files of version 2, which lack a column, are extended when they are opened."""
+VERSION = 4
+"""Version of the tables; files of versions 2 and 3, which lack columns, are extended when they are opened."""
 LOCK_SECONDS = 10
 """How long another program may hold the file before that is an error."""
 TABLES = {"rows", "graphs", "checks"}
@@ -24,10 +24,11 @@ _COLUMN_TYPES = (
     "batch_size:INTEGER micro_batches:INTEGER schedule:TEXT replicas:INTEGER devices:INTEGER "
     "memory_bytes:INTEGER placer:TEXT makespan_us:REAL samples_per_second:REAL bubble:REAL lower_bound_us:REAL "
     "gap:REAL feasible:INTEGER peak_bytes:INTEGER moved_bytes:INTEGER transfers:INTEGER balance:REAL "
-    "ops:INTEGER groups:INTEGER place_seconds:REAL params:TEXT error:TEXT finer_groups:TEXT"
+    "ops:INTEGER groups:INTEGER place_seconds:REAL params:TEXT error:TEXT finer_groups:TEXT op_order:TEXT winner:TEXT"
 )
 COLUMNS = dict(column.split(":") for column in _COLUMN_TYPES.split())
 """Columns of a row and their SQLite types."""
+_NEW_IN_VERSION = {3: ("finer_groups",), 4: ("op_order", "winner")}
 
 
 class ComputedAgain(UserWarning):
@@ -97,11 +98,13 @@ class Store:
                 self._database.execute(f"CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, {columns})")
                 self._database.execute("CREATE TABLE IF NOT EXISTS graphs (key TEXT PRIMARY KEY, graph BLOB)")
                 self._database.execute("CREATE TABLE IF NOT EXISTS checks (digest TEXT PRIMARY KEY)")
-        if self._number("application_id") == APPLICATION_ID and self._number("user_version") == 2:
-            with self._transaction():
-                if self._number("user_version") == 2:  # no other program was faster
-                    self._database.execute(f"ALTER TABLE rows ADD COLUMN finer_groups {COLUMNS['finer_groups']}")
-                    self._database.execute(f"PRAGMA user_version = {VERSION}")
+        for version, names in _NEW_IN_VERSION.items():
+            if self._number("application_id") == APPLICATION_ID and self._number("user_version") == version - 1:
+                with self._transaction():
+                    if self._number("user_version") == version - 1:  # no other program was faster
+                        for name in names:
+                            self._database.execute(f"ALTER TABLE rows ADD COLUMN {name} {COLUMNS[name]}")
+                        self._database.execute(f"PRAGMA user_version = {version}")
         # The quick check would not see an index that knows other keys than the table: their rows would be missing.
         damage = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
         column_names = [column[1] for column in self._database.execute("PRAGMA table_info(rows)")]

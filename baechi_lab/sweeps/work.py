@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from ..comparison import ROW_ERRORS, summary
+from ..comparison import ROW_ERRORS, order_of, summary, winner_of
 from ..errors import BaechiLabError, FormatError, InfeasiblePlacement, InvalidInput, UnknownNameError, in_short
 from ..graph import OpGraph, Placement, Step
 from ..graph.formats.wire import decode_graph, encode_graph
@@ -111,6 +111,8 @@ def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, 
         "ops": graph.n,
         "groups": coarse.n,
         "finer_groups": placement.finer_groups,
+        "op_order": order_of(placement, cell.columns["schedule"] or placing.scheduler),
+        "winner": winner_of(placement),
         "samples_per_second": rate,
         "place_seconds": placement.seconds,
         # Without the rounding errors of sums, which make devices busier than the step is long, or idle where they are not.

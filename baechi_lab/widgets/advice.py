@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import BaechiLabError
 from ..graph import OpGraph, Placement, Step
-from ..graph.units import format_bytes
+from ..graph.units import format_bytes, plural
 from ..internal_warnings import collected_notes
 from ..memo import Memo
 from ..passes.optimize import PASSES
@@ -51,10 +51,11 @@ MOST_OPS = 60_000
 """Most ops or groups that are placed again for advice, and most ops of a step in micro-batches: seconds in the background."""
 MOST_OPS_OF_AUTO = 25_000
 """Most ops that every placer of `auto` places for advice: 3 processor seconds. Above, it asks the `QUICK` placers alone."""
-MICRO_BATCHES = 8  # first number that is tried
+MICRO_BATCHES, PIPELINE = 8, "1f1b"  # first number that is tried, and the schedule
 ONE_AT_A_TIME = 1.1
 """Mean number of busy devices up to which devices are said to work one at a time."""
-MOST_ADVICE = 2
+MOST_ADVICE, MOST_CHARACTERS = 2, 85
+"""Most advices on the screen, and most characters of a cause."""
 GROUPED_OPS = {
     True: ("forward only: backward ops go where their forward ops are", "Place forward ops only"),
     False: ("not forward only: backward ops are placed on their own", "Place backward ops, too"),
@@ -66,8 +67,9 @@ GROUPED_OPS = {
 class Advice:
     """A change of the setting in words, with the text of the button that applies it.
 
-    `before_us` and `after_us` are simulated steps; NaN where the previous setting had no placement. `notes` are what the package
-    warned of under the changed setting.
+    Two causes stand beside each other on a low screen, each on two lines: `cause` has at most `MOST_CHARACTERS`, and what it
+    leaves out stands in `details`, its tooltip. `before_us` and `after_us` are simulated steps; NaN where the previous setting
+    had no placement. `notes` are what the package warned of under the changed setting.
     """
 
     cause: str
@@ -76,6 +78,7 @@ class Advice:
     before_us: float = float("nan")
     after_us: float = float("nan")
     notes: tuple[str, ...] = ()
+    details: str = ""
 
     @property
     def sentence(self) -> str:
@@ -224,7 +227,7 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
     setting, before = outcome.setting, outcome.timeline.makespan_us
     if not too_coarse(outcome.graph, outcome.coarse, setting.cluster):
         return
-    by_quick = f", placed by {Auto.name} among {', '.join(QUICK)}"
+    by_quick = f", {fastest_of(QUICK)}"
     placers: dict[str, dict[str, object]] = {"": {}} if _is_placed_quickly(outcome) else {}
     if setting.placer != Auto.name or not placers:
         placers[by_quick] = _asking_quick_placers(setting)
@@ -237,9 +240,11 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
         by = min(steps, key=lambda text: steps[text])
         if steps[by] < BETTER * before:
             left_out = _without(setting.passes, passes)
-            cause = f"{coarse_in_words(outcome.coarse)}; {left_out}{by}"
+            cause = f"only {outcome.coarse.n:,} {plural('group', outcome.coarse.n)} to place; {left_out}{by}"
+            details = "; ".join([coarse_in_words(outcome.coarse), *([all_named(QUICK)] if by else [])])
             changes = {"passes": passes, "moves": (), **placers[by]}
-            yield Advice(cause, f"Place {left_out}", changes, before, steps[by])
+            button = "Place smaller groups" if passes else "Place single ops"
+            yield Advice(cause, button, changes, before, steps[by], details=details)
             return
 
 
@@ -248,15 +253,15 @@ def _single_ops(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice
     setting, graph = outcome.setting, outcome.graph
     if outcome.coarse is graph or graph.n > MOST_OPS or setting.moves or setting.pipeline or setting.cluster.n == 1:
         return
-    cause = f"single ops instead of groups, placed by {Auto.name}"
+    cause, details = f"single ops instead of groups, placed by {Auto.name}", ""
     params: dict[str, object] = {**(setting.params if setting.placer == Auto.name else {}), "optimized": False}
     if graph.n > MOST_OPS_OF_AUTO:
-        cause += f" among {', '.join(QUICK)}"
+        cause, details = f"single ops instead of groups, placed {fastest_of(QUICK)}", all_named(QUICK)
         params["placers"] = QUICK
     changes = {"placer": Auto.name, "params": params, "passes": (), "scheduler": None}
     report(f"is it faster: {cause}?", 0.97)
     after = _step_us(setting.replace(**changes), outcome, memo, report)
-    yield Advice(cause, "Place single ops (auto)", changes, outcome.timeline.makespan_us, after)
+    yield Advice(cause, "Place single ops (auto)", changes, outcome.timeline.makespan_us, after, details=details)
 
 
 def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
@@ -265,32 +270,33 @@ def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[A
     ask_all = setting.placer != Auto.name and not placer_class(setting.placer).anytime
     if not ask_all or setting.moves or setting.cluster.n == 1:
         return
-    options: dict[tuple[str, str], dict[str, object]] = {}
+    options: dict[tuple[str, str, str], dict[str, object]] = {}
     if setting.pipeline:
         if (setting.micro_batches or 1) * outcome.graph.n <= MOST_OPS:
-            words = f"single ops placed by {Auto.name} among {', '.join(QUICK_FOR_PIPELINES)}"
-            options[words, "Ask these placers (auto)"] = _FOR_PIPELINES
+            words, details = f"single ops, placed {fastest_of(QUICK_FOR_PIPELINES)}", all_named(QUICK_FOR_PIPELINES)
+            options[words, "Ask these placers (auto)", details] = _FOR_PIPELINES
             if setting.schedule:
                 free_changes = {**_FOR_PIPELINES, "schedule": None, "scheduler": None}
-                options[f"without a schedule, {words}", "Use no schedule"] = free_changes
+                options[f"without a schedule, {words}", "Use no schedule", details] = free_changes
         yield from _simulated_options(options, outcome, memo, report)
         return
     if not setting.passes and outcome.timeline.makespan_us > outcome.one_device_us:
-        options["groups of ops instead of single ones", "Place groups of ops"] = {"passes": PASSES}
+        options["groups of ops instead of single ones", "Place groups of ops", ""] = {"passes": PASSES}
     if outcome.coarse.n <= MOST_OPS:
-        words = f"placed by {Auto.name} among {', '.join(QUICK)}"
-        options[words, "Ask these placers (auto)"] = _asking_quick_placers(setting)
+        options[f"placed {fastest_of(QUICK)}", "Ask these placers (auto)", all_named(QUICK)] = _asking_quick_placers(
+            setting
+        )
     yield from _simulated_options(options, outcome, memo, report)
 
 
 def _simulated_options(
-    options: Mapping[tuple[str, str], dict[str, object]], outcome: Outcome, memo: Memo, report: Report
+    options: Mapping[tuple[str, str, str], dict[str, object]], outcome: Outcome, memo: Memo, report: Report
 ) -> Iterator[Advice]:
-    """Yields an advice for each change of the setting, by its cause and the text of its button."""
-    for (cause, text), changes in options.items():
+    """Yields an advice for each change of the setting, by its cause, the text of its button and its details."""
+    for (cause, text, details), changes in options.items():
         report(f"is it faster: {cause}?", 0.97)
         after = _step_us(outcome.setting.replace(**changes), outcome, memo, report)
-        yield Advice(cause, text, changes, outcome.timeline.makespan_us, after)
+        yield Advice(cause, text, changes, outcome.timeline.makespan_us, after, details=details)
 
 
 def works_one_at_a_time(outcome: Outcome) -> bool:
@@ -307,7 +313,7 @@ def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Ite
     count = next((m for m in (MICRO_BATCHES, 4, 2) if m * outcome.graph.n <= MOST_OPS), 0)
     if not count:
         return
-    cause = f"one device works at a time; {count} such steps as micro-batches {{}} instead of one after the other"
+    cause = f"one device works at a time; {count} such steps at once as micro-batches{{}}"
     before = count * outcome.timeline.makespan_us
     yield from _pipelines(setting, count, lambda _: outcome.graph, cause, before, memo, report)
 
@@ -324,7 +330,7 @@ def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo
     if not count or not works_one_at_a_time(outcome):
         return
     build = lambda changed_setting: source(changed_setting, subject, memo, report)[1]  # noqa: E731
-    cause = f"one device works at a time; {count} micro-batches {{}}"
+    cause = f"one device works at a time; {count} micro-batches{{}}"
     yield from _pipelines(setting, count, build, cause, outcome.timeline.makespan_us, memo, report)
 
 
@@ -337,10 +343,11 @@ def _pipelines(
     memo: Memo,
     report: Report,
 ) -> Iterator[Advice]:
-    """Yields the ways to run `count` micro-batches that fit; `cause` has a place for the placer and the order in words."""
-    for words, changes in _pipeline_options(count).items():
+    """Yields the ways to run `count` micro-batches that fit; `cause` has a place for the order in words."""
+    for changes in _pipeline_options(count):
         changed_setting = setting.replace(**changes)
-        report(f"is it faster with {count} micro-batches {words}?", 0.98)
+        order = f" under {PIPELINE.upper()}" if changed_setting.schedule else f", {fastest_of(QUICK_FOR_PIPELINES)}"
+        report(f"is it faster with {count} micro-batches{order}?", 0.98)
         try:
             with collected_notes() as notes:
                 graph = build(changed_setting)
@@ -354,22 +361,31 @@ def _pipelines(
             continue
         scheduler = min(steps, key=lambda name: steps[name])
         changes["scheduler"] = scheduler
-        order = f"in order {scheduler}" if scheduler else "in the order of the placer"
-        sentence = cause.format(words if changed_setting.schedule else f"{order}, {words}")
-        button = f"Use {count} micro-batches, {changed_setting.schedule or scheduler or Auto.name}"
-        yield Advice(sentence, button, changes, before, steps[scheduler], tuple(notes))
+        details = "placed in stages by contiguous"
+        if not changed_setting.schedule:
+            order, details = f", order {scheduler or 'planned'}", all_named(QUICK_FOR_PIPELINES)
+        button = f"Use {count} micro-batches"
+        yield Advice(cause.format(order), button, changes, before, steps[scheduler], tuple(notes), details)
 
 
 _FOR_PIPELINES: dict[str, object] = {"placer": Auto.name, "params": {"placers": QUICK_FOR_PIPELINES}, "passes": ()}
 
 
-def _pipeline_options(count: int) -> dict[str, dict[str, object]]:
-    """Returns the changes of a setting that divide the step into `count` micro-batches, by the order of their work in words."""
+def _pipeline_options(count: int) -> tuple[dict[str, object], ...]:
+    """Returns the changes of a setting that divide the step into `count` micro-batches, with and without a schedule."""
     shared: dict[str, object] = {"micro_batches": count, "moves": (), "scheduler": None, "passes": ()}
-    return {
-        "under 1F1B": {**shared, "placer": "contiguous", "params": {}, "schedule": "1f1b"},
-        f"placed by {Auto.name} among {', '.join(QUICK_FOR_PIPELINES)}": {**shared, **_FOR_PIPELINES, "schedule": None},
-    }
+    stages = {**shared, "placer": "contiguous", "params": {}, "schedule": PIPELINE}
+    return stages, {**shared, **_FOR_PIPELINES, "schedule": None}
+
+
+def fastest_of(placers: tuple[str, ...]) -> str:
+    """Says how many placers `auto` asks."""
+    return f"by the fastest of {len(placers)} placers"
+
+
+def all_named(placers: tuple[str, ...]) -> str:
+    """Names the placers that `auto` asks."""
+    return f"{Auto.name} asks {', '.join(placers)}"
 
 
 def _asking_quick_placers(setting: Setting) -> dict[str, object]:

@@ -78,7 +78,9 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
         return Cause("start", -1, -1, 0.0, f"{start_text}, with the step")
     if max(arrival_us, free_us) < start - rounding_us:
         gap = start - max(arrival_us, free_us, 0.0)
-        sentence = f"{start_text}: {name} was free and every input there {in_unit(gap)} before; the planned order, or overhead"
+        sentence = (
+            f"{start_text}: {name} was free and every input there {in_unit(gap)} before; the planned order, or overhead"
+        )
         return Cause("idle", -1, -1, gap, sentence)
     if free_us > arrival_us + rounding_us:
         ready_text = (
@@ -111,7 +113,10 @@ def _of_transfer(
     start, receive, end = (float(times[row]) for times in (transfers.start_us, transfers.receive_us, transfers.end_us))
     sent_us = max(start, receive)
     queued_us = sent_us - float(produced_us[0]) if len(produced_us) else 0.0
-    size, in_unit = format_bytes(int(timeline.tensor_bytes[tensor])), partial(format_us_beside, largest=timeline.makespan_us)
+    size, in_unit = (
+        format_bytes(int(timeline.tensor_bytes[tensor])),
+        partial(format_us_beside, largest=timeline.makespan_us),
+    )
     text = f"{sentence} ({size}) arrived from {source} after {in_unit(end - sent_us)}"
     if queued_us <= rounding_us:
         return Cause("transfer", producer, row, waited_us, text + free_text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comparison import COLUMNS, DEFAULT_PLACERS, summary, winner_of
+from ..comparison import COLUMNS, DEFAULT_PLACERS, order_of, summary, winner_of
 from ..graph import Placement, Timeline
 from ..graph.units import format_us, plural
 from ..memo import Memo
@@ -127,11 +127,9 @@ def order_name(setting: Setting, placement: Placement) -> str:
     >>> order_name(Setting(Cluster.uniform(2), micro_batches=8, schedule="1f1b"), Placement(device=[0]))
     '1f1b, 8 micro-batches'
     """
-    chosen_by_auto = str(placement.info.get("winner", "")).partition(", scheduler ")[2].partition(" ")[0]
-    order_of_placement = chosen_by_auto or ("fifo" if placement.rank is None else "planned")
     count = setting.micro_batches
     micro_batches = [] if count is None else [f"{count:,} {plural('micro-batch', count)}"]
-    return ", ".join([setting.schedule or setting.scheduler or order_of_placement, *micro_batches])
+    return ", ".join([order_of(placement, setting.schedule or setting.scheduler), *micro_batches])
 
 
 def best_first(table: pandas.DataFrame) -> pandas.DataFrame:

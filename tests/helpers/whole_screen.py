@@ -29,6 +29,7 @@ FAULTS_OF_TAB = """(tab) => {
   };
   return {
     below: Math.round(bench.getBoundingClientRect().bottom - innerHeight),
+    clipped: all('.bl-advice-cause').filter((e) => e.scrollHeight > e.clientHeight + 1).map((e) => e.textContent),
     cut: all(labels).filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent),
     chosen: all('select').filter((e) => wide(chosen(e), e) > e.clientWidth - 18).map(chosen),
     blank: all('.bl-chart').filter((e) => e.clientHeight > 0 && unlike(e)).length,

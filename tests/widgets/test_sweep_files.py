@@ -295,12 +295,15 @@ def test_a_killed_process_of_the_pool_is_one_sentence_and_loses_no_row(tmp_path)
     assert len(_sweep(tmp_path / "one.db")) == 3
 
 
-def test_a_file_of_the_version_before_is_read_and_gets_the_new_column(tmp_path):
+@pytest.mark.parametrize(
+    ("version", "later"), [(2, ("finer_groups", "op_order", "winner")), (3, ("op_order", "winner"))]
+)
+def test_a_file_of_an_earlier_version_is_read_and_gets_the_new_columns(tmp_path, version, later):
     path = tmp_path / "older.db"
     base = sqlite3.connect(path, isolation_level=None)
-    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items() if name != "finer_groups")
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items() if name not in later)
     base.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    base.execute("PRAGMA user_version = 2")
+    base.execute(f"PRAGMA user_version = {version}")
     base.execute(f"CREATE TABLE rows (key TEXT PRIMARY KEY, {columns})")
     base.execute("CREATE TABLE graphs (key TEXT PRIMARY KEY, graph BLOB)")
     base.execute("CREATE TABLE checks (digest TEXT PRIMARY KEY)")

@@ -48,7 +48,9 @@ def test_no_text_cites_a_paper_by_letter():
     texts = [*GLOSSARY.values(), *bl.list_placers().values(), *SCHEDULERS.lines().values()]
     texts += [hint for name in placer_names() for hint in hints(placer_class(name)).values()]
     assert [text for text in texts if re.search(r"\bpapers? [A-Z]\b", text, re.IGNORECASE)] == []
-    assert all("Mayer et al. 2017" in tip(name) for name in ("batch-split", "critical-path", "dfs", "mite", "msr", "pct"))
+    assert all(
+        "Mayer et al. 2017" in tip(name) for name in ("batch-split", "critical-path", "dfs", "mite", "msr", "pct")
+    )
 
 
 def heads_of(html):
@@ -81,11 +83,12 @@ def test_columns_of_explore_and_fit_are_explained():
     values = dict.fromkeys(COLUMNS, 1) | {
         "placer": "m-etf",
         "schedule": "1f1b",
+        "op_order": "1f1b",
         "error": "too large",
         "feasible": False,
     }
     columns = sweep_columns(pd.DataFrame([values]))
-    assert len(columns) == 13 and all(column.hint for column in columns), [c.name for c in columns if not c.hint]
+    assert len(columns) == 14 and all(column.hint for column in columns), [c.name for c in columns if not c.hint]
     by_name = {column.name: column for column in columns}
     assert by_name["placer"].tips == (tip("m-etf"),) and by_name["order"].tips == (tip("1f1b"),)
     assert FRONT_NOTE["hint"]

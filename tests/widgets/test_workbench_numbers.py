@@ -37,6 +37,7 @@ GROUPING = ("coplacement", "fusion")
 def computed(graph, cluster, **fields):
     model = WorkbenchModel(graph, Setting(cluster, **fields), inline=True)
     model.compute_now()
+    assert all(len(one.cause) <= advice.MOST_CHARACTERS for one in model.advice)
     return model
 
 
@@ -249,7 +250,7 @@ def test_groups_that_leave_nothing_to_divide_are_mended_by_one_click(forked, two
     # One click undoes it again; then it is offered as before.
     assert "Applied:" in first.sentence.value and first.apply.description == "Undo this"
     first.apply.click()
-    assert bench.model.setting.passes == GROUPING and first.apply.description.startswith("Place without")
+    assert bench.model.setting.passes == GROUPING and first.apply.description == "Place single ops"
     assert bench.outcome.timeline.makespan_us == 25
 
 
@@ -285,7 +286,7 @@ def test_finer_groups_are_offered_where_they_are_faster_and_it_is_said_by_how_mu
     assert model.outcome.timeline.makespan_us == 17
     # A rule that gains nothing by finer groups, however fast it is: others may.
     model = computed(forked, quick, passes=GROUPING, placer="single")
-    assert "placed by auto among single, m-topo" in model.advice[0].sentence
+    assert "by the fastest of 4 placers" in model.advice[0].sentence
     assert model.advice[0].sentence.endswith(": 25.0 -> 17.0 us")
     # Over a slow link one device is best in any case: the click that was offered changed nothing.
     model = computed(forked, slow, passes=GROUPING)
@@ -310,7 +311,7 @@ def test_auto_on_single_ops_is_offered_where_groups_are_placed(placer, monkeypat
     # Of a large graph only the quick placers are asked.
     monkeypatch.setattr(advice, "MOST_OPS_OF_AUTO", graph.n - 1)
     causes = [one.cause for one in advice.all_advice(model.outcome, None, Memo())]
-    assert "single ops instead of groups, placed by auto among single, m-topo, m-etf, contiguous" in causes
+    assert "single ops instead of groups, placed by the fastest of 4 placers" in causes
 
 
 @pytest.mark.parametrize("schedule", [None, "1f1b"])
@@ -321,7 +322,7 @@ def test_bug_other_placers_are_tried_for_micro_batches(schedule):
     cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 1e-6))
     model = computed(graph, cluster, passes=(), placer="contiguous" if schedule is None else "single", **steps)
     one = model.advice[0]
-    words = "single ops placed by auto among single, m-topo, m-etf, contiguous, metis, scotch"
+    words = "single ops, placed by the fastest of 6 placers"
     assert one.cause == (words if schedule is None else f"without a schedule, {words}")
     assert any(advised.cause == words for advised in model.advice)
     rules_us = [
@@ -338,7 +339,7 @@ def test_finer_groups_are_tried_also_where_placing_took_long(forked, placer, mon
     monkeypatch.setattr(advice, "SECONDS", -1.0)
     quick, slow = (bl.Cluster.uniform(2, link=bl.Link(us, 0.0), comm="parallel") for us in (2.0, 50.0))
     model = computed(forked, quick, passes=GROUPING, placer=placer)
-    assert any("placed by auto among single, m-topo" in one.sentence for one in model.advice)
+    assert any("by the fastest of 4 placers" in one.sentence for one in model.advice)
     assert model.advice[0].sentence.endswith(": 25.0 -> 17.0 us")
     model.change(**model.advice[0].changes)
     assert model.outcome.timeline.makespan_us == 17 and model.setting.placer == "auto"
@@ -813,6 +814,22 @@ def test_explore_says_the_order_of_its_rows(diamond, pair):
     assert {row["cells"][head.index("order")] for row in bench.explore.rows.rows} == {"gpipe"}
 
 
+def test_explore_says_what_auto_placed_and_the_order_of_every_row(forked, two):
+    """`auto` was faster than the placer whose answer it took, and both rows said "own"."""
+    bench = bl.Workbench(forked, two, placer="single", passes=GROUPING)
+    bench.model.inline = True
+    bench.explore.devices.value, bench.explore.memory.value = "2", "1GB"
+    bench.explore.placers.value = "auto, m-etf, hash"
+    bench.explore.start.click()
+    head = [column["name"] for column in bench.explore.rows.head]
+    rows = [[row["cells"][head.index(name)] for name in ("placed", "order")] for row in bench.explore.rows.rows]
+    placed = bl.place(bl.optimize(forked, two.with_memory("1GB"), passes=GROUPING), two.with_memory("1GB"), "auto")
+    winner, _, order = placed.info["winner"].partition(", scheduler ")
+    assert (
+        rows == [[winner.replace(" given", ""), order], ["1 group", "planned"], ["1 group", "fifo"]] and order == "fifo"
+    )
+
+
 def test_bug_compare_advised_groups_of_which_none_fits():
     """Each placer repeated that smaller groups were placed, beside the advice to place groups."""
     chain = bl.generators.with_backward(bl.generators.chain(12, size_bytes=40_000_000, duration_us=900.0, seed=3))
@@ -1029,8 +1046,9 @@ def test_a_chain_is_advised_to_use_micro_batches():
     cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0))
     model = computed(graph, cluster, placer="contiguous", passes=())
     one, pipelined = model.advice
-    assert pipelined.cause.startswith("one device works at a time; 8 such steps as micro-batches under 1F1B")
-    assert (one.button, pipelined.button) == ("Use 8 micro-batches, fifo", "Use 8 micro-batches, 1f1b")
+    assert pipelined.cause == "one device works at a time; 8 such steps at once as micro-batches under 1F1B"
+    assert one.details == "auto asks single, m-topo, m-etf, contiguous, metis, scotch"
+    assert one.button == pipelined.button == "Use 8 micro-batches" and one.cause.endswith(", order fifo")
     assert one.before_us == pipelined.before_us == 8 * model.outcome.timeline.makespan_us
     # The second device begins after 8 us and a transfer, works 8 * 24 us without a gap, and the first one ends the step.
     assert one.after_us == (8 + 1) + 8 * 24 + (1 + 16) < pipelined.after_us < one.before_us
@@ -1049,7 +1067,7 @@ def test_bug_micro_batches_were_advised_only_in_stages_under_1f1b():
     best, *_ = (one for one in model.advice if "micro_batches" in one.changes)
     stages = {"placer": "contiguous", "passes": (), "micro_batches": 8, "schedule": "1f1b"}
     model.change(**stages)
-    assert "placed by auto" in best.cause and best.after_us < model.outcome.timeline.makespan_us
+    assert "micro-batches, order" in best.cause and best.after_us < model.outcome.timeline.makespan_us
 
 
 def test_advice_is_handed_on_as_it_is_found():

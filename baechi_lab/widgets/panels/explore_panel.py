@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -167,12 +168,6 @@ class ExplorePanel:
         return arguments
 
     @property
-    def scheduler(self) -> str | None:
-        """The scheduler of the rows without a schedule; None is the order of each placement."""
-        swept = self.tasks.swept_setting
-        return None if swept is None or self.table is None or self.table["schedule"].notna().any() else swept.scheduler
-
-    @property
     def sweeping(self) -> bool:
         """Whether a sweep is in progress."""
         return self.tasks.worker.busy and self.tasks.job == SWEEP
@@ -240,7 +235,7 @@ class ExplorePanel:
             slower = "" if current is None or self.outdated else against_current(best_row, current)
             say(
                 self.verdict,
-                f"Best that fits: {describe_row(best_row, self.scheduler)}{slower}",
+                f"Best that fits: {describe_row(best_row)}{slower}",
                 "note" if slower else "good",
             )
             self.take.layout.display = "inline-flex"
@@ -267,7 +262,7 @@ class ExplorePanel:
         front = set(pareto_front(self.table))
         open_action = [{"name": "Open", "hint": "make this the setting"}]
         extras = [{"actions": open_action, "notes": [FRONT_NOTE] if k in front else []} for k in range(len(self.table))]
-        self.rows.show(sweep_columns(self.table, self.scheduler), extras)
+        self.rows.show(sweep_columns(self.table), extras)
 
     def _open_clicked_row(self, change: Any) -> None:
         if change["new"] >= 0:
@@ -346,8 +341,8 @@ def setting_changes(row: Any, setting: Setting) -> dict[str, Any]:
     return changes
 
 
-def describe_row(values: Any, scheduler: str | None = None) -> str:
-    """Describes a row of a sweep in a sentence; `scheduler` is that of rows without a schedule."""
+def describe_row(values: Any) -> str:
+    """Describes a row of a sweep in a sentence."""
     size, rate, count = values["batch_size"], values["samples_per_second"], int(values["devices"])
     batch = f"batch size {int(size)}, " if is_known(size) else ""
     micro, order, copies = values.get("micro_batches"), values.get("schedule"), values.get("replicas")
@@ -358,7 +353,8 @@ def describe_row(values: Any, scheduler: str | None = None) -> str:
     )
     batch += f"{int(copies)} replicas, " if is_known(copies) and copies > 1 else ""
     speed = f", {plain_number(rate)} samples per second" if is_known(rate) else ""
-    by = f" in the order {scheduler}" if scheduler and not is_known(order) else ""
+    own_order = values.get("op_order")
+    by = f" in the order {own_order}" if is_known(own_order) and not is_known(order) else ""
     devices_text = f"{count} {plural('device', count)} of {format_limit(values['memory_bytes'])}"
     return f"{batch}{devices_text}, {values['placer']}{by}: step time {format_us(values['makespan_us'])}{speed}"
 
@@ -389,13 +385,28 @@ FRONT_NOTE = {"text": "◆", "hint": "on the Pareto front: nothing is both faste
 ORDER_HINT = (
     "order in which devices work: a schedule, a scheduler, or the placement's own, fifo if its placer planned none"
 )
+PLACED_HINT = (
+    "what was placed: single ops, or the groups that the passes made of them; auto places both by every fast placer, tries "
+    "every order, and takes the fastest: so it may be faster than the row of the placer whose answer it took"
+)
 
 
-def sweep_columns(table: pandas.DataFrame, scheduler: str | None = None) -> list[Column]:
-    """Returns the columns of a sweep's table that are not empty, each in one unit.
+def placed_in_words(row: Mapping[str, Any]) -> str:
+    """Says what the placer of a sweep's row placed, and for `auto` whose answer it took.
 
-    Rows without a schedule were simulated under `scheduler`; None is the order of each placement.
+    >>> placed_in_words({"winner": "contiguous on the ops, scheduler pct", "groups": 5, "ops": 9})
+    'contiguous on the ops'
+    >>> placed_in_words({"winner": "", "groups": 5, "ops": 9}), placed_in_words({"groups": 9, "ops": 9})
+    ('5 groups', 'ops')
     """
+    if winner := row.get("winner"):
+        return str(winner).partition(", scheduler ")[0].replace(" given ", " ")
+    count, ops = row.get("groups"), row.get("ops")
+    return "" if not is_known(count) else "ops" if count == ops else f"{int(count):,} {plural('group', count)}"  # type: ignore[arg-type]
+
+
+def sweep_columns(table: pandas.DataFrame) -> list[Column]:
+    """Returns the columns of a sweep's table that are not empty, each in one unit."""
 
     def numbers(name: str, key: str, units: Any = ((1.0, ""),)) -> Column:
         return quantity(name, table[key].tolist() if key in table else [None] * len(table), units, tip(name))
@@ -404,7 +415,8 @@ def sweep_columns(table: pandas.DataFrame, scheduler: str | None = None) -> list
         names("placer", table["placer"].astype(str).tolist()),
         numbers("batch", "batch_size"),
         numbers("micro-batches", "micro_batches"),
-        names("order", [str(v) if is_known(v) else scheduler or "own" for v in table["schedule"]], ORDER_HINT),
+        Column("placed", [placed_in_words(row) for row in table.to_dict("records")], hint=PLACED_HINT),
+        names("order", [str(v) if is_known(v) else "" for v in table.get("op_order", [None] * len(table))], ORDER_HINT),
         numbers("replicas", "replicas"),
         numbers("devices", "devices"),
         numbers("memory", "memory_bytes", BYTES),

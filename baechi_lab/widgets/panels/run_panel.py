@@ -43,8 +43,8 @@ class RunPanel:
         self.steps.layout.width = "150px"
         self.native = switch(
             "compare with one device",
-            "also measures the step as TensorFlow or PyTorch runs it without this package, whole on one device (tf.function, Keras, "
-            "eager PyTorch): how much faster or slower the placement is than that",
+            "also measures the whole step on one device, as tf.function, Keras or eager PyTorch runs it without this package: "
+            "how much faster or slower the placement is",
             True,
         )
         self.start = button("Start", "run the current placement for real", self._start, style="primary")

@@ -61,7 +61,11 @@ class DetailsView(View):
             self.sections = [
                 {"title": "Reads", "rows": [_link(end, size) for end in details.inputs], "more": details.more_inputs},
                 {"title": "Makes", "rows": output_rows, "more": 0},
-                {"title": "Read by", "rows": [_link(end, size) for end in details.outputs], "more": details.more_outputs},
+                {
+                    "title": "Read by",
+                    "rows": [_link(end, size) for end in details.outputs],
+                    "more": details.more_outputs,
+                },
                 {"title": "Time on each device", "rows": costs, "more": 0},
             ]
 
@@ -74,9 +78,7 @@ class DetailsView(View):
             if details.persistent_bytes:
                 facts.append(("keep", format_bytes(details.persistent_bytes)))
             self.facts = [list(fact) for fact in facts]
-            rows = [
-                {"op": op, "name": name, "text": time(us), "marked": False} for op, name, us in details.longest
-            ]
+            rows = [{"op": op, "name": name, "text": time(us), "marked": False} for op, name, us in details.longest]
             self.sections = [{"title": "The longest", "rows": rows, "more": details.count - len(rows)}]
 
     def clear(self) -> None:
