@@ -21,7 +21,9 @@ if "ipywidgets" in _sys.modules:
 if "baechi_lab.widgets.background" in _sys.modules:
     _sys.modules["baechi_lab.widgets.background"]._end_jobs()
 get_ipython().reset(new_session=True, aggressive=False)
+__import__("gc").freeze()
 """
+"""What is alive afterwards, such as imported frameworks, stays: no later search for garbage goes through it."""
 SECONDS = 60
 _running: list[RunningKernel] = []
 
