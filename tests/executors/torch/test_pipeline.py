@@ -918,6 +918,22 @@ def environment(folder):
     return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
 
 
+TORCHRUN = """
+import runpy, sys
+from torch.distributed import run
+from torch.distributed.launcher.api import elastic_launch
+
+def run_script(name, *arguments):
+    sys.argv[:] = [name, *arguments]
+    runpy.run_path(name, run_name="__main__")
+
+config, _, words = run.config_from_args(run.parse_args(sys.argv[1:]))
+config.start_method = "fork"
+elastic_launch(config, run_script)(*words[words.index("train.py"):])
+"""
+"""torchrun, whose processes are forked: PyTorch is imported once, not four times."""
+
+
 @pytest.mark.slow
 def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
     """Two replicas of the encoder, and one of the decoder, which shares their table of words."""
@@ -933,8 +949,8 @@ def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
         assert not re.search(r"^\s*(from|import) (baechi_lab|\.)", path.read_text(), re.MULTILINE)
     command = [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
+        "-c",
+        TORCHRUN,
         "--nproc-per-node",
         "3",
         "--rdzv-backend",
