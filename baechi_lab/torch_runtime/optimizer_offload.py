@@ -45,7 +45,7 @@ class OffloadedOptimizerState:
 
     >>> weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     >>> optimizer = torch.optim.SGD(weights, lr=0.5, momentum=0.9)
-    >>> lent = OffloadedOptimizerState(optimizer, [weights[:1]])
+    >>> offloaded = OffloadedOptimizerState(optimizer, [weights[:1]])
     >>> for w in weights:
     ...     w.grad = torch.ones(2)
     >>> optimizer.step()
@@ -66,7 +66,7 @@ class OffloadedOptimizerState:
         # Learning-rate schedulers read attributes of `step` and require a method.
         method = functools.wraps(self.plain_step)(lambda _, *args, **kwargs: self.step(*args, **kwargs))
         optimizer.step = types.MethodType(method, optimizer)  # type: ignore[method-assign]
-        optimizer.__dict__["_baechi_lent"] = self
+        optimizer.__dict__["_baechi_offloaded_state"] = self
 
     @torch.no_grad()
     def step(self, *args: object, **kwargs: object) -> object:
@@ -156,5 +156,5 @@ class OffloadedOptimizerState:
 
 def offloaded_state_of(optimizer: torch.optim.Optimizer | None) -> OffloadedOptimizerState | None:
     """Returns the object that offloads an optimizer's state, or None."""
-    state: OffloadedOptimizerState | None = vars(optimizer).get("_baechi_lent") if optimizer is not None else None
+    state: OffloadedOptimizerState | None = vars(optimizer).get("_baechi_offloaded_state") if optimizer is not None else None
     return state

@@ -284,7 +284,7 @@ def test_state_between_processes_is_counted_where_it_is(lent):
 def test_an_export_lends_state(lent, tmp_path):
     step, _, cluster, offloaded = lent
     folder = bl.export(step, bl.place(offloaded, cluster, "m-etf"), tmp_path / "placed", graph=offloaded)
-    assert b"speed/state/put" in (folder / "placed_graph.pb").read_bytes()
+    assert b"speed/state/assign" in (folder / "placed_graph.pb").read_bytes()
 
 
 def test_bl_apply_trains_with_lent_state(lent):

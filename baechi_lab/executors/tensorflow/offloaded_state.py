@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-DEVICE_VARIABLE, DEVICE_ASSIGN, DEVICE_READ, DEVICE_DESTROY = "/here", "/put", "/got", "/gone"
+DEVICE_VARIABLE, DEVICE_ASSIGN, DEVICE_READ, DEVICE_DESTROY = "/variable", "/assign", "/value", "/destroy"
 """Name suffixes of the ops on the temporary variable: its handle, its assignment, its read, its destruction."""
 
 
@@ -65,7 +65,7 @@ def with_state_on_hosts(graph: OpGraph, placement: Placement) -> Placement:
     return placement.replace(device=device)
 
 
-def lend_state(definition: GraphDef, graph: OpGraph, waits: dict[int, list[str]]) -> tuple[str, ...]:
+def add_state_transfers(definition: GraphDef, graph: OpGraph, waits: dict[int, list[str]]) -> tuple[str, ...]:
     """Adds to a step's GraphDef the ops that read and write back the state that `graph` keeps on hosts.
 
     Args:
@@ -91,12 +91,12 @@ def lend_state(definition: GraphDef, graph: OpGraph, waits: dict[int, list[str]]
                 f"op {name!r} of graph {graph.name!r} is no variable of the step; it has no state to lend"
             )
         store_op = store_ops[name]
-        ends_of_loan = (graph.names[op], waits[op]), (graph.names[store_op], waits[store_op])
-        roots += _lend_variable(definition, nodes[name], readers.get(name, []), *ends_of_loan)
+        load_and_store = (graph.names[op], waits[op]), (graph.names[store_op], waits[store_op])
+        roots += _use_temporary_variable(definition, nodes[name], readers.get(name, []), *load_and_store)
     return tuple(roots)
 
 
-def _lend_variable(
+def _use_temporary_variable(
     definition: GraphDef,
     variable: NodeDef,
     readers: list[NodeDef],

@@ -20,7 +20,7 @@ from ...memory_saving.offload import OFFLOADED, STATE, STORED, sent_tensor
 from ...profilers.tensorflow.nodes import has_side_effect, join, output_types, split
 from ...profilers.tensorflow.prevent_fusion import prevent_fusion
 from ..structure import graph_of
-from .offloaded_state import lend_state, with_state_on_hosts
+from .offloaded_state import add_state_transfers, with_state_on_hosts
 from .session import PREFIX, parse_graph
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
             continue  # setting a variable between steps must not wait for ops of a step
         del target.input[:]
         target.input.extend(_inputs(graph, op, templates[first][1], origin))
-    updates = (*step.updates, *lend_state(definition, graph, inputs_of_load))
+    updates = (*step.updates, *add_state_transfers(definition, graph, inputs_of_load))
     prevent_fusion(definition, f"{PREFIX}/apart")
     return replace(step, updates=updates, graph_def=definition.SerializeToString(deterministic=True))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.step_stats_pb2 import NodeOutput
     from tensorflow.core.protobuf.config_pb2 import RunMetadata
 
-CONTROL, LENT = -1, -2
+CONTROL, STATE_VALUE = -1, -2
 """Output slots of a control dependency, and of an offloaded variable's value that goes back to its host."""
 _SENDS, _RECEIVES = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
 SUMS = f"{PREFIX}/sum/"
@@ -83,7 +83,7 @@ def _producer(nodes: Mapping[str, NodeDef], tensor: str, op_at: Mapping[str, int
         return op_at[name], int(slot or 0)
     for node_input in nodes[name].input if name in nodes else ():
         if node_input.startswith("^") and node_input[1:] in op_at:
-            return op_at[node_input[1:]], LENT if name.endswith(DEVICE_READ) else CONTROL
+            return op_at[node_input[1:]], STATE_VALUE if name.endswith(DEVICE_READ) else CONTROL
     return -1, 0
 
 

@@ -11,7 +11,7 @@ from ...graph import CONTROL_BYTES, MemoryLog, OpGraph, Timeline, Transfers
 from ...memory_saving.offload import STORED
 from .allocations import COPIES, OUTPUTS, PERSISTENT, TEMPORARY, replaced_variable_values
 from .offloaded_state import returned_state_tensors, state_ops
-from .sends import CONTROL, LENT
+from .sends import CONTROL, STATE_VALUE
 from .trace import Trace
 
 ASSIGNMENT = "AssignVariableOp"
@@ -97,7 +97,7 @@ def _tensors(
             t for t in outputs if graph.tensor_names[t] == (_CONTROL_NAME if slot == CONTROL else str(slot))
         ]
         tensors_by_size = [t for t in outputs if graph.tensor_bytes[t] == (CONTROL_BYTES if slot == CONTROL else size)]
-        if slot == LENT:
+        if slot == STATE_VALUE:
             tensors_by_name = [
                 t for t in returned_tensors.get(producer, ()) if not size or graph.tensor_bytes[t] == size
             ]

@@ -184,10 +184,10 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             [p for m in self.modules for p in m.parameters()], lr=layout["learning_rate"]
         )
-        # Every stage line has a group of its ends, which hold the same matrix where the head is tied to the embedding.
+        # The first and the last stage of a line hold the same matrix where the head is tied to the embedding.
         lines = self.mesh.mesh.flatten(1).T.tolist() if layout["tied"] and layout["pp"] > 1 else []
         groups = [dist.new_group([line[0], line[-1]]) for line in lines]
-        self.ends = next(
+        self.tied_group = next(
             (g for g, line in zip(groups, lines, strict=True) if dist.get_rank() in (line[0], line[-1])), None
         )
         self.schedule = None
@@ -230,10 +230,10 @@ class Trainer:
             copies = self.mesh["dp"]
             for parameter in (p for m in self.modules for p in m.parameters() if p.grad is not None):
                 dist.all_reduce(local(parameter.grad).div_(copies.size()), group=copies.get_group())
-        if self.ends is not None:
+        if self.tied_group is not None:
             end = self.modules[0 if self.first else -1].model
             matrix = (end.get_input_embeddings() if self.first else end.get_output_embeddings()).weight
-            dist.all_reduce(local(matrix.grad), group=self.ends)
+            dist.all_reduce(local(matrix.grad), group=self.tied_group)
         return float(torch.stack([loss.detach() for loss in losses]).mean()) if losses else float("nan")
 
     def step(self, number: int) -> float:
@@ -245,7 +245,7 @@ class Trainer:
 
 
 def main() -> None:
-    """Trains; the command."""
+    """Runs the command: trains, and prints the loss and the time of every step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--weights", type=Path, help="a state dictionary to start from")
@@ -261,10 +261,10 @@ def main() -> None:
     dist.init_process_group("nccl" if cuda else "gloo")
     trainer = Trainer(layout, device, options.weights)
     for number in range(options.steps):
-        began = time.perf_counter()
+        start_seconds = time.perf_counter()
         loss = trainer.step(number)
         if trainer.last and trainer.mesh["tp"].get_local_rank() == 0 and trainer.copy == 0:
-            print(f"step {number}: loss {loss:.4f}, {(time.perf_counter() - began) * 1e3:.1f} ms", flush=True)
+            print(f"step {number}: loss {loss:.4f}, {(time.perf_counter() - start_seconds) * 1e3:.1f} ms", flush=True)
     dist.destroy_process_group()
 
 
