@@ -114,7 +114,7 @@ def memory_may_run_out(graph: OpGraph, cluster: Cluster, micro_batches: int = 1)
 
 
 def make_problem(graph: OpGraph, cluster: Cluster, *, memory_limits: bool = True, reservation: bool = False) -> Problem:
-    """Returns the arrays of `graph` on `cluster`; `limited=False` ignores memory, as classical placers do."""
+    """Returns the arrays of `graph` on `cluster`; `memory_limits=False` ignores memory, as classical placers do."""
     group = groups_of(graph)
     count = int(group.max(initial=-1)) + 1
     promised_bytes = grouped_sum(graph.persistent_bytes, group, count)

@@ -24,6 +24,9 @@ from .pipeline_stages import END, START, B, F, W
 from .schedules.schedule import Schedule, Unit
 from .timed_step import TimedStep
 
+_MISSING = -2
+"""Marks an edge whose tensor must be sent and is not."""
+
 
 def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Timeline) -> tuple[Violation, ...]:
     """Returns every rule that `timeline` breaks for `placement` of `graph`; an empty tuple means that it is valid.
@@ -69,13 +72,13 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     violations += _transfer_violations(step)
     violations += _precedence_violations(step, transfer)
     violations += _queue_violations(step)
-    if not np.any(transfer == -2):  # copies that never arrive hold no memory
+    if not np.any(transfer == _MISSING):  # copies that never arrive hold no memory
         violations += memory_violations(step, transfer, has_valid_rows=not violations)
     return tuple(violations)
 
 
 def _transfer_of_edge(step: TimedStep) -> NDArray[np.int64]:
-    """Returns int64[E]: the transfer of each edge's tensor to its consumer; -1 on one device, -2 if it is missing."""
+    """Returns int64[E]: the transfer of each edge's tensor to its consumer; -1 on one device, or `_MISSING`."""
     graph, device, transfers = step.graph, step.placement.device, step.timeline.transfers
     width = int(max(device.max(initial=0), transfers.target.max(initial=0))) + 1
     remote = device[graph.edge_source] != device[graph.consumers]
@@ -84,9 +87,9 @@ def _transfer_of_edge(step: TimedStep) -> NDArray[np.int64]:
     order = np.argsort(existing, kind="stable")
     place = np.minimum(np.searchsorted(existing[order], required_key), max(len(existing) - 1, 0))
     transfer = np.full(graph.edge_count, -1, dtype=np.int64)
-    transfer[remote] = -2
+    transfer[remote] = _MISSING
     if len(existing):
-        transfer[remote] = np.where(existing[order][place] == required_key, order[place], -2)[remote]
+        transfer[remote] = np.where(existing[order][place] == required_key, order[place], _MISSING)[remote]
     return transfer
 
 
@@ -258,12 +261,12 @@ def _precedence_violations(step: TimedStep, transfer: NDArray[np.int64]) -> Iter
     arrival = end[graph.edge_source].copy()
     remote = transfer >= 0
     arrival[remote] = timeline.transfers.end_us[transfer[remote]]
-    for e in np.flatnonzero(transfer == -2).tolist():
+    for e in np.flatnonzero(transfer == _MISSING).tolist():
         label, i = graph.tensor_label(int(graph.edge_tensor[e])), int(graph.consumers[e])
         yield Violation(
             "transfer", f"tensor {label!r} never reaches op {graph.names[i]!r}", int(placement.device[i]), op=i
         )
-    for e in np.flatnonzero((start[graph.consumers] < arrival - slack) & (transfer != -2)).tolist():
+    for e in np.flatnonzero((start[graph.consumers] < arrival - slack) & (transfer != _MISSING)).tolist():
         label, i = graph.tensor_label(int(graph.edge_tensor[e])), int(graph.consumers[e])
         message = f"op {graph.names[i]!r} starts at {start[i]} us; its input {label!r} is there at {arrival[e]} us"
         yield Violation("precedence", message, int(placement.device[i]), float(start[i]), i)

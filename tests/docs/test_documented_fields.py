@@ -45,3 +45,29 @@ def test_documented_fields_exist():
         if field not in members
     ]
     assert not missing, missing
+
+
+ARGUMENT = re.compile(r"`([a-z]\w*)=[^=`]*`")
+"""An argument with its value, such as `memory_limits=False`."""
+
+
+def named_arguments(tree: ast.AST) -> set[str]:
+    """Returns the names that a module takes or gives as arguments, or declares as fields."""
+    names = {node.arg for node in ast.walk(tree) if isinstance(node, (ast.arg, ast.keyword)) and node.arg}
+    return names | {ast.unparse(node.target) for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
+
+
+@pytest.mark.slow
+def test_arguments_that_docstrings_name_exist():
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+    names = set().union(*map(named_arguments, trees.values())) | {"num_cpus"}  # an option of Ray's
+    described = (ast.FunctionDef, ast.ClassDef, ast.Module)
+    missing = [
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, described)
+        for name in ARGUMENT.findall(ast.get_docstring(node) or "")
+        if name not in names
+    ]
+    assert not missing, missing
