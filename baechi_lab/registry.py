@@ -58,7 +58,7 @@ class Registry(Generic[T]):
             return self._entry_points[name].load()
         raise UnknownNameError.of(self.kind, name, self.names())
 
-    def make(self, name_or_object: str | T, params: Mapping[str, Any] | None = None) -> T:
+    def make(self, name_or_object: str | T, params: Mapping[str, object] | None = None) -> T:
         """Returns the validated object for a name and its parameters; a given object is validated and returned.
 
         Raises:

@@ -30,6 +30,9 @@ LARGEST_SHARE = 0.5
 """With a group of more than this share of the work, there is little to divide."""
 
 
+_KINDS = ("compute", "transfer", "queue", "idle")
+
+
 def one_device(graph: OpGraph, cluster: Cluster, **pipeline: Any) -> Timeline | None:
     """Simulates the step on the one device that runs it fastest, whether or not it fits there.
 
@@ -135,9 +138,6 @@ def step_parts(timeline: Timeline, ops: Sequence[int], transfers: Sequence[int])
     order = sorted(sums, key=lambda key: (_KINDS.index(key[0]), key[1]))
     rounding_us = 1e-9 * timeline.makespan_us
     return tuple(StepPart(*key, sums[key], longest[key]) for key in order if sums[key] > rounding_us)
-
-
-_KINDS = ("compute", "transfer", "queue", "idle")
 
 
 def _path_intervals(

@@ -117,7 +117,7 @@ def print_comparison(table: pandas.DataFrame) -> None:
         print(f"note: {note}")
 
 
-def _comparison_row(row: Mapping[str, Any], has_measurements: bool) -> list[str]:
+def _comparison_row(row: Mapping[str, object], has_measurements: bool) -> list[str]:
     """Returns the cells of a row of `bl.compare`; those of real runs if the table has any."""
 
     def cell(key: str, format_value: Callable[[Any], str]) -> str:

@@ -81,7 +81,9 @@ def subject_of(subject: object, batch_size: int | None, hardware: str | Mapping[
     )
 
 
-def _subject_of_model(name: str, other_params: Mapping[str, Any], batch_size: int | None, hardware: object) -> Subject:
+def _subject_of_model(
+    name: str, other_params: Mapping[str, object], batch_size: int | None, hardware: object
+) -> Subject:
     """Returns the subject of a model with these parameters besides the batch size, by default the model's own."""
     from ..models.building import build
     from ..models.registry import make_model

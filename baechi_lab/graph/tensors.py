@@ -14,6 +14,19 @@ _SHORT_TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i", "complex"
 _MOST_SHAPES = 4  # outputs of an op whose shapes are shown
 
 
+BATCH_BYTES = "batch_bytes"
+"""Entry of `OpGraph.info`: name of an op -> bytes of the batch among its persistent bytes. Each micro-batch has its own."""
+
+SPARSE_GRADIENTS = "sparse_gradients"
+"""Entry of `OpGraph.info`: name of a backward op -> bytes of the sparse gradients among its persistent bytes.
+
+The sum of sparse gradients has the rows of all of them. An update in the colocation group of the op reads it.
+"""
+
+UNREPEATABLE = "unrepeatable"
+"""Entry of `OpGraph.info`: reasons why ops must not run twice -> names of these ops."""
+
+
 def bytes_of_ops(info: Mapping[str, object], entry: str, index: Mapping[str, int]) -> dict[int, int]:
     """Returns op -> bytes, from an entry (`BATCH_BYTES`, `SPARSE_GRADIENTS`) of the info of a graph with the ops of `index`.
 
@@ -104,15 +117,6 @@ TARGETS = "Targets"
 """Type of the op of PyTorch's steps that hands the targets of the batch to the loss, as views."""
 RECOMPUTED = "Recomputed"
 """Type of PyTorch's ops that make again what an op of a checkpointed region made."""
-BATCH_BYTES = "batch_bytes"
-"""Entry of `OpGraph.info`: name of an op -> bytes of the batch among its persistent bytes. Each micro-batch has its own."""
-SPARSE_GRADIENTS = "sparse_gradients"
-"""Entry of `OpGraph.info`: name of a backward op -> bytes of the sparse gradients among its persistent bytes.
-
-The sum of sparse gradients has the rows of all of them. An update in the colocation group of the op reads it.
-"""
-UNREPEATABLE = "unrepeatable"
-"""Entry of `OpGraph.info`: reasons why ops must not run twice -> names of these ops."""
 
 
 class TensorTable:

@@ -27,6 +27,10 @@ Check = Callable[[object], str]
 EMPTY = "the function returns nothing yet"
 
 
+SECONDS = 5
+"""Most seconds of processor time of a learner's function for one case; the right functions take milliseconds."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on an answer: `right` is None without an answer. It counts as true only if the answer is right."""
@@ -222,10 +226,6 @@ def function(right: Callable[..., object], cases: Callable[[], Sequence[tuple[ob
         return ""
 
     return check
-
-
-SECONDS = 5
-"""Most seconds of processor time of a learner's function for one case; the right functions take milliseconds."""
 
 
 class TooLong(BaseException):

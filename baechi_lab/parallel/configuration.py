@@ -123,6 +123,11 @@ WINDOW_PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 """Model types of whose layers every n-th attends to the whole sequence, the others to a window."""
 
 
+_DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "dropout", "hidden_dropout", "resid_dropout", "residual_dropout")
+
+_FLAGS = str.split("is_encoder_decoder use_swiglu multi_query new_decoder_architecture attention_bias bias no_bias")
+
+
 def read_transformer(model: object) -> Transformer:
     """Reads the sizes of a model from a `Transformer`, a configuration (its fields, file or folder), or a model with one.
 
@@ -268,7 +273,7 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     )
 
 
-def _with_defaults(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_defaults(fields: Mapping[str, object]) -> Mapping[str, Any]:
     """Returns a configuration with the fields that it leaves to the defaults of its class, if transformers has that class."""
     try:
         from ..profilers.torch.hugging_face import complete_fields
@@ -278,7 +283,7 @@ def _with_defaults(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         return fields
 
 
-def _refuse_unequal_layers(fields: Mapping[str, Any], kind: str, source: str) -> None:
+def _refuse_unequal_layers(fields: Mapping[str, object], kind: str, source: str) -> None:
     """Raises `InvalidInput` for models that are no stack of equal transformer blocks."""
     refusal = _ENCODER_DECODER if fields.get("is_encoder_decoder") else REFUSED.get(kind)
     if refusal:
@@ -299,7 +304,7 @@ def _refuse_unequal_layers(fields: Mapping[str, Any], kind: str, source: str) ->
         )
 
 
-def _layer_names(fields: Mapping[str, Any], field: str, source: str) -> list[str]:
+def _layer_names(fields: Mapping[str, object], field: str, source: str) -> list[str]:
     """Returns the names that a field has for the layers, one for each; none if the configuration has no such field."""
     names = fields.get(field) or []
     if not isinstance(names, list | tuple):
@@ -307,7 +312,7 @@ def _layer_names(fields: Mapping[str, Any], field: str, source: str) -> list[str
     return [str(name) for name in names]
 
 
-def _first_dense_layers(fields: Mapping[str, Any], source: str) -> int:
+def _first_dense_layers(fields: Mapping[str, object], source: str) -> int:
     """Returns the number of layers before the first one with experts, of configurations that name the type of every layer."""
     types = _layer_names(fields, "mlp_layer_types", source)
     if "dense" not in types or set(types) == {"dense"}:
@@ -323,14 +328,12 @@ def _first_dense_layers(fields: Mapping[str, Any], source: str) -> int:
 
 _SHARED_WIDTHS = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
 _SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-_DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "dropout", "hidden_dropout", "resid_dropout", "residual_dropout")
 
 
-_FLAGS = str.split("is_encoder_decoder use_swiglu multi_query new_decoder_architecture attention_bias bias no_bias")
 _FLAGS += ["tie_word_embeddings", "use_sliding_window"]
 
 
-def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int], source: str) -> int:
+def _shared_width(fields: Mapping[str, object], sizes: Mapping[str, int], source: str) -> int:
     """Returns the inner width of the shared experts, which every token passes."""
     if fields.get("model_type") == "llama4_text":
         return sizes["feed_forward"]
@@ -342,7 +345,7 @@ def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int], source: s
     return shared_experts * (sizes["expert_feed_forward"] or sizes["feed_forward"])
 
 
-def _window(fields: Mapping[str, Any], kind: str, layers: int, source: str) -> tuple[int, int]:
+def _window(fields: Mapping[str, object], kind: str, layers: int, source: str) -> tuple[int, int]:
     """Tokens that attention looks back in some layers, and the number of these layers."""
     window = fields.get("sliding_window")
     if not window or fields.get("use_sliding_window") is False:

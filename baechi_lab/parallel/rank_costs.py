@@ -14,6 +14,8 @@ from .kernel_times import Efficiency, PartTimes, part_times, share_host
 from .rank_ops import Part, RankOp, Storage, make_block, make_embedding, make_head
 from .transformer import Transformer
 
+_ATTENTION = frozenset(["attention", "scores", "softmax", "dropout", "context"])
+
 
 @dataclass(frozen=True)
 class PartCosts:
@@ -141,6 +143,3 @@ class RankCosts:
             self.overlap_products,
             self.speed,
         )
-
-
-_ATTENTION = frozenset(["attention", "scores", "softmax", "dropout", "context"])

@@ -28,6 +28,10 @@ _COMPARISONS = frozenset("Equal NotEqual Less LessEqual Greater GreaterEqual Log
 _SCALAR_BYTES = 8
 
 
+_ROLES_OF_GRAPH: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionary()
+"""Cache of the roles of living graphs, which a search needs many times."""
+
+
 def roles(graph: OpGraph) -> NDArray[np.int8]:
     """Returns int8[n]: `SETUP`, `FORWARD`, `BACKWARD` or `UPDATE` for every op of one micro-batch's graph.
 
@@ -112,10 +116,6 @@ def _roles_by_members(graph: OpGraph, role: NDArray[np.int8]) -> NDArray[np.int8
 def _neighbours(pairs: tuple[NDArray[np.int64], NDArray[np.int32]], op: int) -> NDArray[np.int32]:
     pointer, ops = pairs
     return ops[pointer[op] : pointer[op + 1]]
-
-
-_ROLES_OF_GRAPH: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionary()
-"""Cache of the roles of living graphs, which a search needs many times."""
 
 
 def _depends_on_batch(graph: OpGraph, update: Bools) -> Bools:

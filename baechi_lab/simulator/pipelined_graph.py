@@ -37,6 +37,10 @@ _RETRIES = 5
 """Orders that are tried within the memory limit."""
 
 
+_WITHOUT_WAITS: WeakKeyDictionary[OpGraph, OpGraph | None] = WeakKeyDictionary()
+"""Graphs without the waits of `Named` ops, by the graph as it was given; None where that has none."""
+
+
 @dataclass(frozen=True, eq=False)
 class PipelinedGraph:
     """An unrolled graph with its placement and, under a schedule, the unit of every op.
@@ -106,10 +110,6 @@ def make_pipelined_graph(
     return PipelinedGraph(
         step_graph, op_placement.on(step_graph), order, stages, _number_units(step_graph, stages, order), lines
     )
-
-
-_WITHOUT_WAITS: WeakKeyDictionary[OpGraph, OpGraph | None] = WeakKeyDictionary()
-"""Graphs without the waits of `Named` ops, by the graph as it was given; None where that has none."""
 
 
 _LAST_UNROLLED: WeakKeyDictionary[OpGraph, tuple[int, OpGraph]] = WeakKeyDictionary()

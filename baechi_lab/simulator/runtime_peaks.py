@@ -33,6 +33,13 @@ SLOWDOWN = 16
 """How much slower than simulated a worker may be. Measured peaks of two workers on a busy machine lie below those at 16."""
 
 
+_INNER_GRADIENT = "grad"
+"""Type of the op of `torch.autograd.grad` in the forward pass of a PyTorch model."""
+
+_EXECUTOR_ORDERS: WeakKeyDictionary[OpGraph, tuple[NDArray[np.int64], NDArray[np.int64]]] = WeakKeyDictionary()
+"""Graph -> its two orders. A search simulates the same graph many times."""
+
+
 def runtime_peaks(
     graph: OpGraph,
     cluster: Cluster,
@@ -97,13 +104,6 @@ def _inner_gradient_bytes(graph: OpGraph, timeline: Timeline) -> NDArray[np.int6
         other_devices = {int(device_of_op[ancestor]) for ancestor in ancestors} - {int(device_of_op[op]), -1}
         extra_bytes[sorted(other_devices)] += op_bytes
     return extra_bytes
-
-
-_INNER_GRADIENT = "grad"
-"""Type of the op of `torch.autograd.grad` in the forward pass of a PyTorch model."""
-
-_EXECUTOR_ORDERS: WeakKeyDictionary[OpGraph, tuple[NDArray[np.int64], NDArray[np.int64]]] = WeakKeyDictionary()
-"""Graph -> its two orders. A search simulates the same graph many times."""
 
 
 def _with_slow_devices(cluster: Cluster) -> Iterator[Cluster]:

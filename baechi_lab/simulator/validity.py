@@ -28,6 +28,9 @@ _MISSING = -2
 """Marks an edge whose tensor must be sent and is not."""
 
 
+_BEFORE, _AFTER = "before", "after"
+
+
 def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Timeline) -> tuple[Violation, ...]:
     """Returns every rule that `timeline` breaks for `placement` of `graph`; an empty tuple means that it is valid.
 
@@ -382,9 +385,6 @@ def _gradient_violations(step: TimedStep, phase: NDArray[np.int64], stage: NDArr
             waits = "a" if expected == B else "no"
             message = f"op {graph.names[i]!r} is in phase {'BW'[phase[i] - B]}, although {waits} gradient of inputs waits for it"
             yield Violation("order", message, int(device[i]), float(step.start[i]), i)
-
-
-_BEFORE, _AFTER = "before", "after"
 
 
 def _unit_kinds(graph: OpGraph, op: int, phase: int, has_weight_units: bool) -> tuple[str, ...]:

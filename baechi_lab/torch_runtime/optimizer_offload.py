@@ -156,5 +156,7 @@ class OffloadedOptimizerState:
 
 def offloaded_state_of(optimizer: torch.optim.Optimizer | None) -> OffloadedOptimizerState | None:
     """Returns the object that offloads an optimizer's state, or None."""
-    state: OffloadedOptimizerState | None = vars(optimizer).get("_baechi_offloaded_state") if optimizer is not None else None
+    state: OffloadedOptimizerState | None = (
+        vars(optimizer).get("_baechi_offloaded_state") if optimizer is not None else None
+    )
     return state

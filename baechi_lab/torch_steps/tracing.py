@@ -535,7 +535,7 @@ def _noticing_backward() -> Iterator[list[type]]:
         root_types: list[type] = []
         run_backward, own_thread = torch.autograd.backward, threading.get_ident()
 
-        def noticed_backward(tensors: object, *args: Any, **kwargs: Any) -> None:
+        def noticed_backward(tensors: object, *args: object, **kwargs: object) -> None:
             if threading.get_ident() == own_thread:
                 root_types.append(type(tensors))
             run_backward(tensors, *args, **kwargs)

@@ -48,7 +48,7 @@ def shared(cls: type[Model]) -> Model:
 class OnLoop(ipywidgets.Widget):
     """A widget whose messages are handled on the asyncio loop that runs when it is made; without one, where they arrive."""
 
-    def __init__(self, *args: Any, **traits: Any):
+    def __init__(self, *args: object, **traits: object):
         self._loop = _running_loop()
         super().__init__(*args, **traits)
 
@@ -71,14 +71,14 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 class Button(OnLoop, ipywidgets.Button):
     """`ipywidgets.Button`, handled on its loop."""
 
-    def __init__(self, **traits: Any):
+    def __init__(self, **traits: object):
         super().__init__(style=shared(ipywidgets.ButtonStyle), **traits)
 
 
 class HTML(ipywidgets.HTML):
     """`ipywidgets.HTML` with the style of the others."""
 
-    def __init__(self, value: str = "", **traits: Any):
+    def __init__(self, value: str = "", **traits: object):
         super().__init__(value, style=shared(HTMLStyle), **traits)
 
 

@@ -116,7 +116,7 @@ class WorkbenchModel:
         """Calls `call(argument)` whenever `event` happens."""
         self._listeners[event].append(call)
 
-    def emit(self, event: str, argument: Any = None) -> None:
+    def emit(self, event: str, argument: object = None) -> None:
         """Calls the listeners of `event`; an error in one is shown, and the others are still called."""
         for call in list(self._listeners[event]):
             with Guard(self.fail if event != "problem" else lambda problem: None):
@@ -191,7 +191,7 @@ class WorkbenchModel:
         """The present setting; the first outcome for it may still be computed."""
         return self.history.current
 
-    def change(self, **changes: Any) -> None:
+    def change(self, **changes: object) -> None:
         """Changes fields of the setting; stages that depend on them are computed again, the others are cached.
 
         A placer that can start from a placement starts from the shown one.

@@ -122,7 +122,7 @@ class Runner:
         self.live = live = LiveRun(simulated_seconds, costs=_other_costs(outcome), planned=steps)
         self._next = 0.0
 
-        def arrived(step: Any) -> None:
+        def arrived(step: object) -> None:
             live.add(step)
             if time.monotonic() >= self._next:
                 self._next = float("inf")  # until the interface has drawn

@@ -39,6 +39,9 @@ VERSION = "0.0.4"
 _NUMBER = {name: k for k, name in enumerate(TYPES)}
 
 
+COMPUTE, SEND, RECEIVE = "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE"
+
+
 def write(request: Request) -> Written:
     """Writes the nodes of every device, unused devices included: a file's number is its rank."""
     length = request.graph.duration_us
@@ -192,9 +195,6 @@ def _unsupported_memory(request: Request) -> list[str]:
     if not (graph.persistent_bytes.any() or graph.temp_bytes.any()):
         return []
     return ["nodes have no memory: what ops hold and need while they run is not written"]
-
-
-COMPUTE, SEND, RECEIVE = "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE"
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def _tensors(graph: networkx.DiGraph, nodes: Mapping[Hashable, int], names: Sequ
     }
 
 
-def _edge_tensors(data: Mapping[str, Any], place: str) -> Iterator[tuple[str | None, int]]:
+def _edge_tensors(data: Mapping[str, object], place: str) -> Iterator[tuple[str | None, int]]:
     """Yields (name, bytes) of every tensor that one edge carries."""
     total = _required_bytes(data, "size_bytes", place)
     several = data.get("tensors")

@@ -84,7 +84,7 @@ class CalledLibrary(_Library):
         return self.serialize_using_bitcode()  # type: ignore[no-any-return]
 
     @classmethod
-    def _unserialize(cls, codegen: Any, state: tuple[str, str, object]) -> Any:
+    def _unserialize(cls, codegen: object, state: tuple[str, str, object]) -> Any:
         if state[1] == "bitcode":
             return super()._unserialize(codegen, state)
         with making_libraries(codegen, KernelLibrary):
@@ -138,7 +138,7 @@ class KernelFlags(Flags):  # type: ignore[misc]  # numba has no types
 class CalledCompiler(Compiler):  # type: ignore[misc]  # numba has no types
     """Compiles a kernel that kernels call."""
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: object):
         super().__init__(*arguments)
         self.state.flags = KernelFlags(self.state.flags)
 

@@ -32,7 +32,7 @@ from .recomputation import PlacedVariant, recompute_and_place, recompute_variant
 GIVE_UP = ("recompute", "offload")
 
 
-def check_give_up(give_up: Any, objective: str) -> None:
+def check_give_up(give_up: object, objective: str) -> None:
     """Raises `InvalidInput` unless `give_up` holds names of `GIVE_UP` and the objective is one step.
 
     Trades are not compared for periods and for steps of several micro-batches.

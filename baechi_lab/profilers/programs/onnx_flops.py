@@ -49,6 +49,12 @@ SHAPE_OPS = frozenset(
 """Operators that move no data: they only reinterpret its shape."""
 
 
+_ATTENTION = ("Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention")
+
+_INDEX_BYTES = 8
+"""Of the position of a maximum, which PyTorch's max pooling keeps."""
+
+
 def product_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int | None:
     """Returns the FLOPs of a matrix product or a composite of products; None for any other operator.
 
@@ -333,7 +339,6 @@ def vector_flops(
     return depthwise_flops(prod(output_shapes[0]), weight[2:], precision)
 
 
-_ATTENTION = ("Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention")
 _BROADCASTS = frozenset(str.split("Add Sub Mul Div Pow Where Min Max PRelu Expand"))
 _ROW_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
 
@@ -435,10 +440,6 @@ def gradient_kernels(
 def gradient_work(values: Sequence[str], **description: Any) -> CallWork:
     """Returns the work of the gradients of an operator's inputs; arguments as in `gradient_kernels`."""
     return CallWork(gradient_kernels(values=values, **description))
-
-
-_INDEX_BYTES = 8
-"""Of the position of a maximum, which PyTorch's max pooling keeps."""
 
 
 def repeated_rows(node: NodeProto, input_shapes: Shapes, number_bytes: int) -> Rows | None:

@@ -77,6 +77,9 @@ _OF_ATTRIBUTES = ("SVM", "TreeEnsemble")
 """Operators of `ai.onnx.ml` whose work is that of the vectors or trees in their attributes, of which only the bytes count."""
 
 
+_UNFITTING_SHAPES = "shapes that do not fit the operator"
+
+
 def program_of(
     source: Any,
     batch_size: int | None = None,
@@ -269,9 +272,6 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
     except (IndexError, TypeError, ValueError, ZeroDivisionError):
         all_shapes_known = all(v in shapes for v in node.input if v)
         return Kernel(moved_bytes=float(moved_bytes)), _UNFITTING_SHAPES if all_shapes_known else UNKNOWN_SHAPES
-
-
-_UNFITTING_SHAPES = "shapes that do not fit the operator"
 
 
 def _shaped_kernel(

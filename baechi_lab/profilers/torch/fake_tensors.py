@@ -386,7 +386,7 @@ def _fused_recurrent(function: Callable[..., Any], own_thread: int, on_cpu: bool
     """Returns a function of recurrent layers that runs as one kernel for the thread `own_thread`."""
 
     @functools.wraps(function)
-    def fused(*args: Any) -> Any:
+    def fused(*args: object) -> Any:
         if threading.get_ident() != own_thread:
             return function(*args)
         if has_torch_function(args[:2]):
@@ -416,7 +416,7 @@ def _use_known_values(values: KnownValues) -> Iterator[None]:
             dtype = empty.numpy().dtype
         return np.array(tensor.tolist(), dtype=dtype)
 
-    def tensor_of_numbers(data: object, **options: Any) -> torch.Tensor:
+    def tensor_of_numbers(data: object, **options: object) -> torch.Tensor:
         return new_tensor(_as_numbers(data) if isinstance(data, (list, tuple)) else data, **options)
 
     new_tensor, torch.tensor = torch.tensor, tensor_of_numbers

@@ -58,6 +58,11 @@ IMAGE_SIZE = 224
 """Side of an image in pixels, for models that take images of any size."""
 
 
+_TEXT = {"input_ids", "decoder_input_ids", "labels"}
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
 def hugging_face(
     config: str | Path | Mapping[str, object] | PretrainedConfig,
     *,
@@ -347,12 +352,6 @@ def _inputs(
                 tokens[..., -1] = end
             inputs[name] = tokens
     return inputs | ({"use_cache": False} if "use_cache" in parameters else {})
-
-
-_TEXT = {"input_ids", "decoder_input_ids", "labels"}
-
-
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _main_inputs(main: str, config: PretrainedConfig, kind: str, batch: int, length: int) -> dict[str, torch.Tensor]:

@@ -128,7 +128,7 @@ class View(OnLoop, anywidget.AnyWidget):
 
     comm_id = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, **traits: Any):
+    def __init__(self, **traits: object):
         comm_id = uuid.uuid4().hex
         traits.setdefault("layout", shared(ipywidgets.Layout))
         super().__init__(model_id=comm_id, comm_id=comm_id, **traits)
