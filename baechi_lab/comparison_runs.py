@@ -38,7 +38,7 @@ def measure_rows(
     step: Step,
     placements: Mapping[int, Placement],
     steps: int,
-    execute_options: Mapping[str, object],
+    execute_options: Mapping[str, Any],
     progress: bool,
     native: Mapping[int, NativeRunner] | None = None,
 ) -> dict[int, dict[str, object]]:
@@ -100,7 +100,7 @@ def device_memory(timeline: Timeline) -> list[dict[str, Any]]:
 class _Runner:
     """Runs placements of one step; TensorFlow steps share one worker process as long as it lives."""
 
-    def __init__(self, graph: OpGraph, step: Step, execute_options: Mapping[str, object]) -> None:
+    def __init__(self, graph: OpGraph, step: Step, execute_options: Mapping[str, Any]) -> None:
         self._graph, self._step, self._execute_options = graph, step, dict(execute_options)
         self._worker: Any = None
         self._traced: list[Placement] = []

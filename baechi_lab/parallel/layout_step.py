@@ -13,7 +13,6 @@ from itertools import pairwise
 import numpy as np
 
 from ..graph import Cluster, Device, Link, OpGraph, Placement, Timeline
-from ..graph.collectives import Collectives
 from ..graph.layout import Layout
 from ..passes.data_parallel import divide_data
 from ..simulator.simulation import makespan_and_peak, simulate
@@ -56,8 +55,28 @@ class LayoutStep:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """The cluster of the pipeline: one device per stage's ranks."""
-        return _group_cluster(self.layout, self.devices, self.options, self.costs.collectives)
+        """The cluster of the pipeline: one device per stage's ranks, and the links between ranks of neighbouring stages.
+
+        Times of ops contain the speed of devices, which divides kernels alone; here it is 1.
+        """
+        layout, options, collectives = self.layout, self.options, self.costs.collectives
+        width = layout.tp * layout.cp * layout.dp
+        cluster = collectives.cluster
+        devices, names = [], cluster.names
+        for d in range(layout.pp):
+            group = range(d * width, (d + 1) * width)
+            memory = min(int(cluster.memory_bytes[k]) for k in group) - options.overhead_bytes
+            name = names[group[0]] if width == 1 else f"{names[group[0]]}..{names[group[-1]]}"
+            devices.append(
+                Device(name, self.devices[d].hardware.name, max(int(memory / (1.0 + options.reserve_share)), 0))
+            )
+
+        def link(a: int, b: int) -> Link:
+            latency, per_byte = collectives.pair_cost(a * width, b * width)
+            return Link(latency, per_byte)
+
+        links = [[link(a, b) if a != b else Link(0.0, 0.0) for b in range(layout.pp)] for a in range(layout.pp)]
+        return Cluster(tuple(devices), links, comm="duplex")
 
     @cached_property
     def graph(self) -> OpGraph:
@@ -254,29 +273,3 @@ def make_layout_step(costs: StageCosts, layout: Layout, global_batch: int) -> La
     devices = costs.devices(layout)
     micro_batches = global_batch // (layout.micro_batch * layout.dp)
     return LayoutStep(costs, layout, costs.stages(layout, devices), devices, micro_batches)
-
-
-def _group_cluster(
-    layout: Layout, stage_devices: Sequence[StageDevice], options: StepOptions, collectives: Collectives
-) -> Cluster:
-    """Makes a cluster with one device per pipeline stage, and the links between ranks of neighbouring stages.
-
-    Times of ops contain the speed of devices, which divides kernels alone; here it is 1.
-    """
-    width = layout.tp * layout.cp * layout.dp
-    cluster = collectives.cluster
-    devices, names = [], cluster.names
-    for d in range(layout.pp):
-        group = range(d * width, (d + 1) * width)
-        memory = min(int(cluster.memory_bytes[k]) for k in group) - options.overhead_bytes
-        name = names[group[0]] if width == 1 else f"{names[group[0]]}..{names[group[-1]]}"
-        devices.append(
-            Device(name, stage_devices[d].hardware.name, max(int(memory / (1.0 + options.reserve_share)), 0))
-        )
-
-    def link(a: int, b: int) -> Link:
-        latency, per_byte = collectives.pair_cost(a * width, b * width)
-        return Link(latency, per_byte)
-
-    links = [[link(a, b) if a != b else Link(0.0, 0.0) for b in range(layout.pp)] for a in range(layout.pp)]
-    return Cluster(tuple(devices), links, comm="duplex")

@@ -43,7 +43,7 @@ class Calls:
     retryable_errors: tuple[type[BaseException], ...] = ()
     """Errors of a future whose machine was lost; its call can be submitted again."""
 
-    def __init__(self, executor: object) -> None:
+    def __init__(self, executor: Any) -> None:
         self.executor = executor
         self.retryable_errors = tuple(getattr(executor, "retryable_errors", ()))
 

@@ -161,23 +161,7 @@ def _unrolled_graph(
     training: bool,
     arguments: dict[str, Any],
 ) -> OpGraph:
-    steps = _steps_for(build, steps, ops, training, arguments)
-    return _finish(build, f"{name}-{arguments['layers']}x{steps}", steps, training, arguments)
-
-
-def _finish(
-    build: Callable[[int, int, _Shape], _Net], name: str, steps: int, training: bool, arguments: dict[str, Any]
-) -> OpGraph:
-    shape = _Shape(int(arguments["batch"]), int(arguments["hidden"]), int(arguments["vocabulary"]))
-    net = build(steps, int(arguments["layers"]), shape)
-    forward = net.graph(name, arguments["seed"], float(arguments["jitter"]))
-    return with_backward(forward) if training else forward
-
-
-def _steps_for(
-    build: Callable[[int, int, _Shape], _Net], steps: int, ops: int | None, training: bool, arguments: dict[str, Any]
-) -> int:
-    """Returns `steps`, or the fewest that give `ops` ops: their number is linear in the steps."""
+    """Returns the graph of `steps` steps, or of the fewest that give `ops` ops."""
     counts = {"steps": steps, **{k: arguments[k] for k in ("layers", "batch", "hidden", "vocabulary")}}
     counts |= {} if ops is None else {"ops": ops}
     for key, value in counts.items():
@@ -200,12 +184,21 @@ def _steps_for(
             f"batch {in_short(batch)}, hidden {in_short(hidden)} and vocabulary {in_short(vocabulary)} make a tensor of more "
             f"than {MOST_BYTES // 4} bytes"
         )
-    if ops is None:
-        return int(steps)
-    # The number of ops is linear in the steps (from the second on), so two small graphs tell it.
-    small = {**arguments, "batch": 1, "hidden": 1, "vocabulary": 1}
-    few, longer = (_finish(build, "", k, training, small).n for k in (3, 4))
-    return max(1, 3 - int(few - int(ops)) // int(longer - few))
+    if ops is not None:
+        # The number of ops is linear in the steps (from the second on), so two small graphs tell it.
+        small = {**arguments, "batch": 1, "hidden": 1, "vocabulary": 1}
+        few, longer = (_finish(build, "", k, training, small).n for k in (3, 4))
+        steps = max(1, 3 - int(few - int(ops)) // int(longer - few))
+    return _finish(build, f"{name}-{layers}x{steps}", steps, training, arguments)
+
+
+def _finish(
+    build: Callable[[int, int, _Shape], _Net], name: str, steps: int, training: bool, arguments: dict[str, Any]
+) -> OpGraph:
+    shape = _Shape(int(arguments["batch"]), int(arguments["hidden"]), int(arguments["vocabulary"]))
+    net = build(steps, int(arguments["layers"]), shape)
+    forward = net.graph(name, arguments["seed"], float(arguments["jitter"]))
+    return with_backward(forward) if training else forward
 
 
 def _language_model(steps: int, layers: int, shape: _Shape) -> _Net:

@@ -128,7 +128,7 @@ def _tensors_in(argument: object) -> Iterator[object]:
 class _Reader:
     """Reads the JSON of a graph."""
 
-    def __init__(self, graph: object, name: str, open_sizes: OpenSizes, on_cpu: bool):
+    def __init__(self, graph: Any, name: str, open_sizes: OpenSizes, on_cpu: bool):
         self.graph, self.open_sizes = graph, open_sizes
         self.builder = ProgramBuilder(name, on_cpu)
         self.value: dict[str, torch.Tensor] = {}

@@ -280,7 +280,7 @@ class ExplorePanel:
                 raise InvalidInput("sweep first")
             self._enter(best(self.table))
 
-    def _enter(self, row: object) -> None:
+    def _enter(self, row: Any) -> None:
         """Makes a row the setting, with the values that the sweep did not vary as they were when it started."""
         with Guard(self.model.fail):
             swept = self.tasks.swept_setting or self.model.setting
@@ -341,7 +341,7 @@ def setting_changes(row: Any, setting: Setting) -> dict[str, Any]:
     return changes
 
 
-def describe_row(values: object) -> str:
+def describe_row(values: Any) -> str:
     """Describes a row of a sweep in a sentence."""
     size, rate, count = values["batch_size"], values["samples_per_second"], int(values["devices"])
     batch = f"batch size {int(size)}, " if is_known(size) else ""
@@ -391,7 +391,7 @@ PLACED_HINT = (
 )
 
 
-def placed_in_words(row: Mapping[str, object]) -> str:
+def placed_in_words(row: Mapping[str, Any]) -> str:
     """Says what the placer of a sweep's row placed, and for `auto` whose answer it took.
 
     >>> placed_in_words({"winner": "contiguous on the ops, scheduler pct", "groups": 5, "ops": 9})
