@@ -210,6 +210,7 @@ class Level:
         width: most components of the level below in one component.
         least_devices: devices of the smallest component.
         peers: most devices that a device reaches by these links and not by those of the level below.
+        latency_us, us_per_byte: the cost of a message on these links.
         joins_all_pairs: False for the links of a ring past devices that have no link.
     """
 

@@ -155,6 +155,9 @@ class StageCosts:
     """Makes the stages of layouts of one model on one cluster.
 
     Args:
+        model, cluster: what is divided, and over which devices.
+        sequence_length: number of tokens of a sequence.
+        options: options of the step that all layouts share.
         collectives: costs of collectives on `cluster`.
     """
 

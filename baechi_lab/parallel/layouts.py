@@ -69,6 +69,8 @@ class LayoutRow:
         reason: the reason why it does not fit, or is not simulated.
         compute_us: time of the busiest device's kernels in a step.
         exposed_us: other time of that device's passes: collectives inside blocks, and waiting for the host.
+        micro_batches: the number of micro-batches of a step.
+        step: returns the layout's step, with its graph, cluster and timeline.
     """
 
     layout: Layout

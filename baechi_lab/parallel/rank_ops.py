@@ -69,6 +69,7 @@ class Part:
     """An embedding, a block or an output layer on one rank: its ops for one micro-batch, and its bytes.
 
     Args:
+        name: "embedding", "block" or "head".
         forward, backward: ops in the order in which a rank starts them.
         parameters: parameters on this rank, without those of experts.
         expert_parameters: parameters of experts on this rank; data parallelism divides them over fewer devices.

@@ -47,6 +47,7 @@ class TorchStep:
             `torch.optim` or `functools.partial` of one.
         optimizer_states: tensors of a parameter's size that it keeps (SGD 0, momentum 1, Adam 2); by default counted.
         atomic: module classes that are kept whole.
+        config: the arguments with which a benchmark model was built, for whoever reads the step.
         mode: "training" calls `train()` on what `build` makes, which `from_pretrained` leaves in `eval()`; None leaves it.
 
     >>> step = TorchStep("tiny", lambda: nn.Linear(4, 2), (torch.ones(3, 4),))

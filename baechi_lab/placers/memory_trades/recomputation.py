@@ -40,6 +40,8 @@ class PlacedVariant:
     Args:
         arguments: the arguments of `bl.recompute` or `bl.offload` that make the graph.
         description: the same in words.
+        graph: the graph with the trade.
+        placed_timeline: its placement, with the simulated timeline.
     """
 
     arguments: dict[str, Any]

@@ -26,6 +26,8 @@ class TrainingParameters:
         baseline_decay: how slowly the moving average of rewards follows.
         invalid_reward: what a placement that does not fit is worth.
         seed: of the random choices.
+
+    `Hierarchical` explains the others.
     """
 
     grouping: str | Sequence[int] = "learned"
