@@ -18,7 +18,7 @@ from .attempt import count_computing, place_option
 from .combinations import try_combinations
 from .options import try_micro_batches, try_offloading, try_recomputation, try_smaller_batches
 from .proof import Proof, proof_of
-from .record import Fit, FitOption
+from .record import Fit, FitOption, fullest_device_bytes
 from .subject import Subject, subject_of
 
 GIVE_UP = {
@@ -29,8 +29,9 @@ GIVE_UP = {
     "offload": "offloading",
 }
 """Values of `give_up`, and the kind of option that each allows."""
-LEAST_TIME = 0.0005
-"""A step that is longer by a smaller share takes the same time in a table."""
+LEAST_TIME, LEAST_MEMORY = 0.0005, 0.005
+"""A step that is longer by a smaller share takes the same time in a table, and a peak that is lower by one the same memory."""
+NO_GAIN = "gains nothing"
 
 
 def fit(
@@ -130,20 +131,29 @@ def fit(
                 else try_kind(subject, cluster, placing)
             )
     options += try_combinations(subject, cluster, placing, options, tell, proof, allowed)
-    options = [first, *(with_time_given_up(option, first) for option in options[1:])]
+    options = [first, *(beside_as_it_is(option, first) for option in options[1:])]
     return Fit(tuple(options), missing, cluster, None if first.fits else proof)
 
 
-def with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
-    """Adds to `gives_up` the share by which the option's time per sample exceeds that of the step as it is."""
+def beside_as_it_is(option: FitOption, first: FitOption) -> FitOption:
+    """Adds to `gives_up` the share by which the option's time per sample exceeds that of the step as it is.
+
+    Where the step fits as it is, an option that neither shortens it nor lowers the peak of the fullest device is said to gain
+    nothing.
+    """
+    if option.timeline is None or first.timeline is None:
+        return option
+    other_losses = "" if option.gives_up in ("nothing", "nothing but time") else option.gives_up
     longer = (
         option.time_per_sample_us / first.time_per_sample_us - 1.0 if first.time_per_sample_us > 0 else float("nan")
     )
-    if not longer > LEAST_TIME:
-        return option
-    other_losses = "" if option.gives_up in ("nothing", "nothing but time") else option.gives_up
     per_sample = "" if option.batch_size == first.batch_size else " per sample"
-    return replace(option, gives_up=", ".join(filter(None, (other_losses, f"{longer:.1%} more time{per_sample}"))))
+    losses = [other_losses, f"{longer:.1%} more time{per_sample}" if longer > LEAST_TIME else ""]
+    peak_bytes, first_peak_bytes = fullest_device_bytes(option), fullest_device_bytes(first)
+    saves_memory = option.cluster is None or peak_bytes < (1.0 - LEAST_MEMORY) * first_peak_bytes
+    if first.fits_with_margin and not longer < -LEAST_TIME and not saves_memory:
+        losses.insert(0, NO_GAIN)
+    return replace(option, gives_up=", ".join(filter(None, losses)) or option.gives_up)
 
 
 def _try_as_it_is(

@@ -64,7 +64,7 @@ def test_every_option_is_what_its_simulation_says(devices, share):
 
 def test_bug_a_slower_option_gave_up_nothing():
     """A step of 30 us beside one of 24 us gives up 25 % more time; where batches differ, per sample."""
-    from baechi_lab.fitting.fit import with_time_given_up
+    from baechi_lab.fitting.fit import beside_as_it_is
     from baechi_lab.fitting.record import FitOption
 
     def option(us, gives_up="nothing", batch_size=8):
@@ -73,13 +73,38 @@ def test_bug_a_slower_option_gave_up_nothing():
         return FitOption("recomputation", gives_up=gives_up, batch_size=batch_size, timeline=timeline)
 
     first = option(24.0)
-    assert with_time_given_up(option(30.0), first).gives_up == "25.0% more time"
-    assert with_time_given_up(option(30.0, "nothing but time"), first).gives_up == "25.0% more time"
-    assert with_time_given_up(option(30.0, "1 more device"), first).gives_up == "1 more device, 25.0% more time"
-    assert with_time_given_up(option(24.0), first).gives_up == "nothing"
-    assert with_time_given_up(option(12.0, "a batch of 8", 4), first).gives_up == "a batch of 8"  # 3 us per sample
-    assert with_time_given_up(option(24.0, batch_size=4), first).gives_up == "100.0% more time per sample"
-    assert with_time_given_up(option(30.0), FitOption("as it is")).gives_up == "nothing"  # unknown: nothing simulated
+    assert beside_as_it_is(option(30.0), first).gives_up == "25.0% more time"
+    assert beside_as_it_is(option(30.0, "nothing but time"), first).gives_up == "25.0% more time"
+    assert beside_as_it_is(option(30.0, "1 more device"), first).gives_up == "1 more device, 25.0% more time"
+    assert beside_as_it_is(option(24.0), first).gives_up == "nothing"
+    assert beside_as_it_is(option(12.0, "a batch of 8", 4), first).gives_up == "a batch of 8"  # 3 us per sample
+    assert beside_as_it_is(option(24.0, batch_size=4), first).gives_up == "100.0% more time per sample"
+    assert beside_as_it_is(option(30.0), FitOption("as it is")).gives_up == "nothing"  # unknown: nothing simulated
+
+
+def test_an_option_that_gains_nothing_says_so():
+    """Beside 24 us and 1,000 bytes: 996 bytes are the same in a table, 900 are less, and so is a step of 20 us."""
+    from baechi_lab.fitting.fit import beside_as_it_is
+    from baechi_lab.fitting.record import FitOption
+
+    def option(us, size, gives_up="nothing", limit=2000):
+        cluster, graph = bl.Cluster.uniform(1, memory_bytes=limit), bl.OpGraph.from_edges([us], persistent_bytes=[size])
+        timeline = bl.simulate(graph, cluster, bl.Placement(device=[0]))
+        return FitOption("recomputation", gives_up=gives_up, cluster=cluster, timeline=timeline)
+
+    first = option(24.0, 1000)
+    assert beside_as_it_is(option(30.0, 996), first).gives_up == "gains nothing, 25.0% more time"
+    assert beside_as_it_is(option(24.0, 1000, "1 more device"), first).gives_up == "gains nothing, 1 more device"
+    assert beside_as_it_is(option(30.0, 900), first).gives_up == "25.0% more time"
+    assert beside_as_it_is(option(20.0, 1000), first).gives_up == "nothing"
+    # What makes a step fit gains that, also in more memory than a placement has that does not fit.
+    assert beside_as_it_is(option(30.0, 1000), option(24.0, 1000, limit=500)).gives_up == "25.0% more time"
+    # Weights of 1 MB and tensors of 4 bytes: nothing that is computed again frees memory.
+    edges = [(k, k + 1, 4) for k in range(5)]
+    chain = bl.OpGraph.from_edges([10.0] * 6, edges, persistent_bytes=[10**6] * 6)
+    answer = bl.fit(bl.generators.with_backward(chain), bl.Cluster.uniform(1), every_option=True)
+    rows = [row for row in answer.options if row.kind in ("recomputation", "more devices") and row.timeline]
+    assert {row.gives_up.startswith("gains nothing") for row in rows} == {True}
 
 
 def test_one_device_more_is_enough_and_no_fewer():

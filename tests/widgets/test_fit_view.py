@@ -82,25 +82,26 @@ def test_bug_steps_and_peaks_of_options_had_several_units():
     assert columns["host (GB)"].texts == ["0", "1"]
 
 
-def test_rows_that_save_memory_show_the_peak_without_and_with_them():
-    """A budget is one device's; the peaks of its row did not say what was saved."""
-    cluster = bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001))
-    answer = bl.fit(graph(), cluster)
+def test_peaks_and_times_of_options_have_one_base_the_step_as_it_is():
+    """Peaks were compared with the same placement without the option, times with the step as it is."""
+    cluster = bl.Cluster.uniform(1, link=bl.Link(5.0, 0.0001))
+    answer = bl.fit(graph(), cluster, every_option=True)
     columns = {column.name: column for column in option_columns(answer.options)}
-    fullest = columns["fullest device (kB)"]
-    undivided_bytes = int(
-        bl.simulate(graph(), cluster, bl.place(graph(), bl.Cluster.uniform(1), "single")).peak_bytes.max()
-    )
+    assert {"fullest device (kB), against as it is", "gives up, against as it is"} < set(columns)
+    fullest = columns["fullest device (kB), against as it is"]
+    peaks = [int(option.timeline.peak_bytes[0]) for option in answer.options if option.timeline]
+    assert fullest.texts[0] == f"{peaks[0] / 1e3:,.0f}"
     savings = [k for k, option in enumerate(answer.options) if option.kind == "recomputation" and option.timeline]
     assert savings
     for k in savings:
-        after = int(answer.options[k].timeline.peak_bytes.max())
-        assert (
-            after < undivided_bytes
-            and fullest.texts[k] == f"{undivided_bytes / 1e3:.0f}\xa0→\xa0{after / 1e3:.0f}"
-            and fullest.values[k] == after
-        )
-    assert "→" not in fullest.texts[0]
+        peak = int(answer.options[k].timeline.peak_bytes.max())
+        change = f"{(peak / peaks[0] - 1) * 100:+.0f}%" if peak < peaks[0] else "no change"
+        assert (fullest.values[k], fullest.texts[k]) == (peak, f"{peak / 1e3:,.0f}\xa0({change})")
+        assert answer.options[k].gives_up.startswith("gains nothing") == (peak == peaks[0])
+    devices = next(k for k, option in enumerate(answer.options) if option.kind == "more devices")
+    assert fullest.texts[devices].endswith("(no change)") and answer.options[devices].gives_up.startswith(
+        "gains nothing"
+    )
 
 
 def test_the_step_of_a_graph_is_told_apart_from_that_of_its_micro_batches():

@@ -13,8 +13,7 @@ from itertools import chain, islice
 import ipywidgets
 
 from ...fitting.fit import fit
-from ...fitting.record import Fit, FitOption, counted
-from ...fitting.saving import unsaved_peak_bytes
+from ...fitting.record import Fit, FitOption, counted, fullest_device_bytes
 from ...fitting.subject import NO_OTHER_BATCH, Subject, model_code
 from ...graph import OpGraph, Step
 from ...graph.units import format_us, plural
@@ -40,6 +39,8 @@ MEASURED_BATCH = "the times of one batch were measured: estimated times are know
 """What the workbench says instead of `NO_OTHER_BATCH`, which speaks to people who write code."""
 
 
+AGAINST = ", against as it is"
+"""Part of the heads of columns that compare an option with the first row."""
 MOST_ON_A_LINE = 8
 """Peaks of so many devices stand on one line of a cell."""
 
@@ -127,22 +128,23 @@ def option_columns(options: Sequence[FitOption], no_other_batch: str = GRAPH_ALO
         _peaks_column("peak of each device", [devices for devices, _ in peaks], tip("peak")),
         _peaks_column("host", [hosts for _, hosts in peaks], tip("host")),
         Column(
-            "gives up",
+            f"gives up{AGAINST}",
             [no_other_batch if text == NO_OTHER_BATCH else text for text in disadvantages],
-            hint="what is worse than in the step as it is, or why it was not simulated",
+            hint="what is worse than in the step as it is, the first row, or why it was not simulated; an option gains nothing "
+            "if its step is not shorter and its fullest device holds no less",
         ),
     ]
     return [column for column in columns if any(column.texts)]
 
 
 def _fullest_column(options: Sequence[FitOption]) -> Column:
-    """Returns a column of the fullest device's peak, before it the one without the option, where this saves memory."""
-    after = [max(option.peaks_of_devices_and_hosts[0], default=None) for option in options]
-    before = [unsaved_peak_bytes(option, options[0]) for option in options]
-    hint = "peak of the fullest device; with an arrow: of this placement without -> with the option"
-    peaks = quantity("fullest device", [*before, *after], BYTES, hint, most_decimals=2)
-    pairs = zip(peaks.texts[: len(options)], peaks.texts[len(options) :], strict=True)
-    return replace(peaks, texts=[f"{x}\xa0→\xa0{y}" if x else y for x, y in pairs], values=after)
+    """Returns a column of the fullest device's peak, with its change against that of the step as it is."""
+    values = [fullest_device_bytes(option) if option.timeline else None for option in options]
+    hint = "peak of the fullest device, with its change against that of the step as it is, the first row"
+    peaks = quantity("fullest device", values, BYTES, hint, most_decimals=2)
+    changes = [f"\xa0({change_in_words(v, values[0])})" if v is not None and values[0] else "" for v in values]
+    texts = [f"{text}{change}" for text, change in zip(peaks.texts, ["", *changes[1:]], strict=True)]
+    return replace(peaks, name=f"{peaks.name}{AGAINST}", texts=texts)
 
 
 def _peaks_column(name: str, peaks: Sequence[Sequence[int]], hint: str) -> Column:
