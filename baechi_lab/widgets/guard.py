@@ -33,11 +33,15 @@ def with_labels(sentence: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """An error to show: one sentence, the traceback, and a change of the setting that repairs it, if one is known."""
+    """An error to show: one sentence, the traceback, and a change of the setting that repairs it, if one is known.
+
+    `asks_fit` says that no placement of the setting fits, so that Fit should be asked what would make it fit.
+    """
 
     sentence: str
     details: str
     remedy: Any = None
+    asks_fit: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
@@ -47,7 +51,8 @@ class Problem:
             text = with_labels(text)
         else:
             text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        return cls(text, "".join(traceback.format_exception(error)), getattr(error, "remedy", None))
+        details, remedy = "".join(traceback.format_exception(error)), getattr(error, "remedy", None)
+        return cls(text, details, remedy, getattr(error, "asks_fit", False))
 
 
 def guard_change(show: Callable[[Problem], None]) -> Guard:

@@ -407,7 +407,9 @@ class WorkbenchModel:
             outcome = compute(setting, self.subject, self.memo, report)
         except InfeasiblePlacement as error:
             message = f"{error}; Fit shows what would make it fit"
-            raise InfeasiblePlacement(message, error.needed_bytes, error.available_bytes) from error
+            refusal = InfeasiblePlacement(message, error.needed_bytes, error.available_bytes)
+            refusal.asks_fit = True  # type: ignore[attr-defined]
+            raise refusal from error
         except InvalidInput as error:
             if setting.schedule and setting != setting.replace(**STAGES.changes):
                 error.remedy = STAGES  # type: ignore[attr-defined]

@@ -230,7 +230,7 @@ class Workbench(PicturedBox):
         for event in ("table", "held"):
             self.model.on(event, lambda _: self._offer())
         self.model.on("beside", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
-        self.header.verdict.on_zoom = self._zoom
+        self.header.verdict.on_zoom, self.header.on_fit = self._zoom, self._ask_fit
         ipywidgets.jslink((self.timeline, "window"), (self.memory, "window"))
         ipywidgets.link((self.graph, "critical"), (self.timeline, "critical"))
 
@@ -240,6 +240,11 @@ class Workbench(PicturedBox):
         self.tabs.choose("Timeline")
         self.timeline.critical = True
         self.timeline.window = [max(start_us - margin, 0.0), min(end_us + margin, self.timeline.span_us)]
+
+    def _ask_fit(self) -> None:
+        """Opens Fit and asks it what would make the setting fit."""
+        self.tabs.choose("Fit")
+        self.fit.ask.click()
 
     def _show(self, outcome: Outcome) -> None:
         timelines = self.timelines()

@@ -195,9 +195,13 @@ def test_where_nothing_fits_the_button_says_what_would():
     bench.model.inline = True
     bench.model.undo()
     assert bench.model.stale and "Fit shows what would make it fit" in bench.header.problem.value
-    bench.fit.ask.click()
+    assert bench.header.ask_fit.layout.display == "inline-flex"
+    bench.header.ask_fit.click()  # one click leads to the recomputation that fits
+    assert bench.tabs.chosen == "Fit"
     assert (
         not bench.fit.answer.fits
         and bench.fit.answer.best is not None
         and any(row["cells"][0] == "recomputation" for row in bench.fit.rows.rows)
     )
+    bench.setting.speeds.value = "nonsense"  # another problem, for which Fit knows nothing
+    assert bench.header.problem_row.layout.display == "flex" and bench.header.ask_fit.layout.display == "none"

@@ -64,7 +64,10 @@ GOALS = ("makespan_us", "step_us", "period_us")
 
 
 class Header:
-    """Facts of the outcome, and problems that unfold. The workbench places `buttons` (history) and `progress` elsewhere."""
+    """Facts of the outcome, and problems that unfold. The workbench places `buttons` (history) and `progress` elsewhere.
+
+    `on_fit` is called to ask what would make a setting fit of which no placement does.
+    """
 
     def __init__(self, model: WorkbenchModel, tasks: Tasks):
         self.model, self.tasks = model, tasks
@@ -85,7 +88,12 @@ class Header:
         self.progress.layout.flex = "1 1 0"
         self.problem = HTML(layout=WIDE)
         self.dismiss = button("Dismiss", "hide this message", model.clear_problem)
-        self.problem_row = row(self.problem, self.dismiss, wrap=False, classes=["bl-problem-row"], hidden=True)
+        self.on_fit: Callable[[], None] = lambda: None
+        fit_hint = "open Fit, which tries more devices, recomputation and offloading, and simulates each"
+        self.ask_fit = button("What would make it fit?", fit_hint, lambda: self.on_fit(), style="")
+        self.problem_row = row(
+            self.problem, self.ask_fit, self.dismiss, wrap=False, classes=["bl-problem-row"], hidden=True
+        )
         self.buttons = row(self.undo, self.redo, self.again, self.mark, self.progress)
         # Where that width is not left beside the tabs, the buttons have a line of their own.
         self.buttons.layout = ipywidgets.Layout(
@@ -214,6 +222,7 @@ class Header:
     def _problem(self, problem: Problem | None) -> None:
         self.problem_row.layout.display = "flex" if problem else "none"
         set_class(self.messages, "bl-with-problem", problem is not None)
+        self.ask_fit.layout.display = "inline-flex" if problem is not None and problem.asks_fit else "none"
         set_class(self.messages, "bl-with-remedy", problem is not None and problem.remedy is not None)
         if problem is not None:
             if problem.remedy is not None:
