@@ -145,9 +145,24 @@ class Header:
         self.tasks.cancel()
 
     def show(self, outcome: Outcome) -> None:
-        """Shows the numbers of an outcome. The previous numbers are removed first, so that an error leaves no wrong ones."""
-        self.text = self.facts.value = ""
-        self.verdict.clear()
+        """Shows the numbers of an outcome; an error leaves none, as the previous ones would be wrong.
+
+        They are replaced and not removed before: what is below them would move up for a moment, away from a click.
+        """
+        try:
+            self.text = self._facts_as_html(outcome)
+            self.verdict.show(outcome)
+        except Exception:
+            self.text = self.facts.value = ""
+            self.verdict.clear()
+            raise
+        fitting = "fits" if outcome.timeline.feasible else "does not fit"
+        self.verdict.announcement = (
+            f"step time {format_us(outcome.timeline.makespan_us)}, {fitting}, placed by {outcome.setting.placer}"
+        )
+        self._dim_while_stale(self.model.stale)
+
+    def _facts_as_html(self, outcome: Outcome) -> str:
         line, fits = outcome.timeline, outcome.timeline.feasible
         facts = facts_of(outcome, self.model.before)
         spans = [f"<span>{name_with_tooltip(k)} <b>{with_term_tooltips(v)}</b></span>" for k, v in facts]
@@ -160,13 +175,7 @@ class Header:
             load = f"busy machine: others used {measurement['others_share']:.2g} of {measurement['cores']} cores"
             hint = html.escape(f"while the profile was measured: {describe_repeats(measurement)}")
             spans.append(f'<span class="bl-bad" title="{hint}">{load}</span>')
-        self.verdict.show(outcome)
-        fitting = "fits" if fits else "does not fit"
-        self.verdict.announcement = (
-            f"step time {format_us(line.makespan_us)}, {fitting}, placed by {outcome.setting.placer}"
-        )
-        self.text = f'<div class="bl-facts">{"".join(spans)}</div>'
-        self._dim_while_stale(self.model.stale)
+        return f'<div class="bl-facts">{"".join(spans)}</div>'
 
     def show_nothing(self) -> None:
         """Says that no placement fits; the reason is a problem, which can be dismissed."""
