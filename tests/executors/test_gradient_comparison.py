@@ -164,11 +164,46 @@ def test_example_inputs_give_micro_batches_that_differ():
     class Example:
         example_inputs = np.array([[-1.0], [2.0], [0.0]], np.float32), np.array([7, 8, 9]), np.float32(3)
 
-    first, words, factor, second, second_words, _ = gradient_comparison.sample_batches(Example, [0, 0, None], 2, None)
+    first, words, factor, second, second_words, _ = gradient_comparison.draw_micro_batches(
+        Example, [0, 0, None], 2, seed=0
+    )
     assert factor == 3 and set(words) | set(second_words) <= {7, 8, 9} and not np.array_equal(first, second)
     signs = {7: -1, 8: 1, 9: 0}
     assert np.sign(first[:, 0]).tolist() == [signs[word] for word in words]
     assert np.all(np.abs(second) <= 2)
+
+
+@pytest.mark.parametrize("padded", range(4))
+@pytest.mark.parametrize("name", ["carried", "any"])
+def test_bug_a_loss_that_selects_samples_was_called_a_mean_if_one_drawn_batch_agreed(name, padded):
+    """A padded sample takes over the loss of the sample before it, or doubles the loss of its micro-batch.
+
+    For two of the four positions the micro-batches of the one batch that was drawn had the undivided batch's gradients.
+    """
+    import tensorflow as tf
+
+    def carried(losses, labels):
+        add = tf.scan(
+            lambda sum_, pair: tf.where(pair[1] < 0, sum_ + pair[0], pair[0]), (losses, labels), initializer=0.0
+        )
+        return tf.reduce_mean(add)
+
+    def doubled(losses, labels):
+        factor = tf.where(tf.reduce_max(tf.where(labels < 0, losses, 0.0)) > 0, 2.0, 1.0)
+        return tf.reduce_mean(losses) * factor
+
+    weight, of = tf.Variable(np.linspace(-0.5, 0.5, 15, dtype=np.float32).reshape(5, 3)), {"carried": carried}
+
+    @tf.function
+    def step(x, labels):
+        with tf.GradientTape() as tape:
+            loss = of.get(name, doubled)(tf.reduce_sum((x @ weight) ** 2, 1), labels)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    labels = np.where(np.arange(4) == padded, -1, np.arange(4))
+    messages, _ = _messages(bl.trace(step, ROWS[:4], labels), count=2)
+    assert len(messages) == 1 and "may be neither the mean nor the sum" in messages[0]
 
 
 def test_a_batch_with_large_tensors_is_not_compared(monkeypatch):

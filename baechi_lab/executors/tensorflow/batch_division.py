@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from ...passes.unroll import ACCUMULATE
 from ...profilers.tensorflow.backward_pairing import is_backward
 from ...profilers.tensorflow.function_bodies import variable_writes
 from ...profilers.tensorflow.nodes import data_inputs, output_types, split
+from ..inputs import split_batch
 from .batch_analysis.analysis import read_batch_values
 from .batch_analysis.batch_values import UNPROVEN, ancestors
 from .batch_analysis.values import Samples, Total
@@ -28,9 +29,9 @@ from .gradient_comparison import (
     MOST_BYTES,
     GradientRead,
     behind_identities,
-    largest_difference,
+    draw_micro_batches,
+    largest_differences,
     output_differences,
-    sample_batches,
 )
 from .gradient_sums import Tensor, rows_of_one_batch, rows_tensors
 from .loss_terms import Loss, loss_of, mixing_gradients, share_with_gradients, unproven_statistic
@@ -44,6 +45,11 @@ _ADDING = frozenset({"Add", "AddV2", "AddN", "Sub", "Pack"})
 _LINEAR = _ADDING | {"Identity", "Cast", "Neg", "Mul", "Sum", "RealDiv", "DivNoNan"}
 _FINITE = frozenset({"IsFinite", "IsInf", "IsNan"})
 _LOGICAL = frozenset({"LogicalAnd", "LogicalOr", "LogicalNot"})
+_DRAWN_BATCHES = 6
+"""Batches of drawn samples on which a warning of what the graph does not show must turn out wrong before it is withdrawn.
+
+A loss that selects among samples may be equal on one of them by chance.
+"""
 
 
 class BatchDivision:
@@ -310,15 +316,19 @@ class BatchDivision:
         """
         if self.has_warned:
             return
-        batches = [batch, None] if self.unproven and batch is not None else [batch]
-        differences = [self._gradient_difference(unrolled_step, undivided_step, axes, inputs) for inputs in batches]
+        axis_of_input = [axes.get(split(spec.name)[0]) for spec in self.source.inputs]
+        batches = [] if batch is None else [split_batch(self.source, self.count, batch)]
+        for seed in range(_DRAWN_BATCHES if self.unproven else 1 - len(batches)):
+            batches.append(draw_micro_batches(self.source, axis_of_input, self.count, seed))
         batch_name = "samples of the example inputs" if batch is None else "the first batch"
+        compare = partial(self._gradient_differences, unrolled_step, undivided_step, axis_of_input, batches)
+        differences = compare()
         if self.unproven:
-            if not all(difference is not None and difference[1] == 0 for difference in differences):
-                reduction = self._other_reduction(unrolled_step, undivided_step, axes, batches)
+            if not _are_all_zero(differences):
+                other_reduction, factor = ("sum", self.count) if self.reduction == "mean" else ("mean", 1 / self.count)
                 advice = (
-                    f"; in examples it is the {reduction} of the micro-batches' losses: give reduction={reduction!r}"
-                    if reduction
+                    f"; in examples it is the {other_reduction} of the micro-batches' losses: give reduction={other_reduction!r}"
+                    if not self.is_given and _are_all_zero(compare(factor))
                     else ""
                 )
                 self._warn(self.unproven[0] + advice, 5)
@@ -330,31 +340,14 @@ class BatchDivision:
             )
             self._warn(message, 5)
         if not self.has_warned:
-            self._warn_of_outputs(unrolled_step, undivided_step, axes, batch, batch_name)
-
-    def _other_reduction(
-        self,
-        unrolled_step: Step,
-        undivided_step: Step | None,
-        axes: Mapping[str, int | None],
-        batches: Sequence[object | None],
-    ) -> str | None:
-        """Returns "sum" if gradients of the mean should have been added up, or the reverse; None if neither is right."""
-        if self.is_given:
-            return None
-        other_reduction, factor = ("sum", self.count) if self.reduction == "mean" else ("mean", 1 / self.count)
-        for inputs in batches:
-            difference = self._gradient_difference(unrolled_step, undivided_step, axes, inputs, factor)
-            if difference is None or difference[1] > 0:
-                return None
-        return other_reduction
+            self._warn_of_outputs(unrolled_step, undivided_step, axis_of_input, batches[0], batch_name)
 
     def _warn_of_outputs(
         self,
         unrolled_step: Step,
         undivided_step: Step | None,
-        axes: Mapping[str, int | None],
-        batch: object | None,
+        axis_of_input: Sequence[int | None],
+        micro_batches: Sequence[object],
         batch_name: str,
     ) -> None:
         """Warns of a returned scalar beside the loss, such as a norm, that is not the undivided batch's."""
@@ -368,8 +361,8 @@ class BatchDivision:
         ]
         if undivided_step is None or not scalars or not self._is_comparable(undivided_step):
             return
-        arrays, axis_of_input = self._sample_batches(axes, batch)
-        for k, share in output_differences(unrolled_step, undivided_step, arrays, axis_of_input, scalars).items():
+        differences = output_differences(unrolled_step, undivided_step, micro_batches, axis_of_input, scalars)
+        for k, share in differences.items():
             label = self.source.output_names[k] if self.source.output_names else producers[k]
             message = (
                 f"the number {label!r} that step {self.source.name!r} returns is the mean or sum of those of the micro-batches, "
@@ -382,24 +375,17 @@ class BatchDivision:
         tensor_bytes = self.count * int(self.graph.tensor_bytes.sum())
         return not self.values.normalizes and max(tensor_bytes, undivided_step.parameter_bytes) <= MOST_BYTES
 
-    def _sample_batches(
-        self, axes: Mapping[str, int | None], batch: object | None
-    ) -> tuple[tuple[object, ...], list[int | None]]:
-        """Returns the inputs of all micro-batches, and the axis of the samples in each input of the step."""
-        axis_of_input = [axes.get(split(spec.name)[0]) for spec in self.source.inputs]
-        return sample_batches(self.source, axis_of_input, self.count, batch), axis_of_input
-
-    def _gradient_difference(
+    def _gradient_differences(
         self,
         unrolled_step: Step,
         undivided_step: Step | None,
-        axes: Mapping[str, int | None],
-        batch: object | None,
+        axis_of_input: Sequence[int | None],
+        batches: Sequence[Sequence[object]],
         factor: float = 1.0,
-    ) -> tuple[str, float] | None:
-        """Returns the op whose gradient differs most and by how much, see `largest_difference`; None if it is not known."""
+    ) -> list[tuple[str, float] | None]:
+        """Returns, per batch, the op whose gradient differs most and by how much; None if it is not known."""
         if undivided_step is None or not self._is_comparable(undivided_step):
-            return None
+            return [None] * len(batches)
         gradients = {name for name, kind in zip(self.graph.names, self.roles, strict=True) if kind == BACKWARD}
         reads = [
             GradientRead(name, position, tensor in self.rows)
@@ -407,8 +393,7 @@ class BatchDivision:
             for position, tensor in enumerate(data_inputs(self.nodes[name]))
             if tensor[0] in self.repeated_ops & gradients and self.is_float(tensor)
         ]
-        arrays, axis_of_input = self._sample_batches(axes, batch)
-        return largest_difference(unrolled_step, undivided_step, arrays, axis_of_input, reads, factor)
+        return largest_differences(unrolled_step, undivided_step, batches, axis_of_input, reads, factor)
 
     def is_averaged(self, tensor: Tensor) -> bool:
         """Whether updates read the mean of `tensor` over micro-batches instead of the sum.
@@ -475,3 +460,8 @@ class BatchDivision:
         import tensorflow as tf
 
         return bool(tf.dtypes.as_dtype(output_types(self.nodes[tensor[0]])[tensor[1]]).is_floating)
+
+
+def _are_all_zero(differences: Sequence[tuple[str, float] | None]) -> bool:
+    """Whether the gradients of all batches are known to be equal; see `largest_differences`."""
+    return all(difference is not None and difference[1] == 0 for difference in differences)

@@ -22,7 +22,7 @@ from ...errors import ExecutionError
 from ...graph import Step, TensorSpec
 from ...profilers.tensorflow.nodes import data_inputs, join, split
 from ..gradient_tolerance import GRADIENT_TOLERANCE, HALF_GRADIENT_TOLERANCE
-from ..inputs import Batch, checked_batch, split_batch
+from ..inputs import Batch, checked_batch
 from .batch_analysis.op_kinds import RANDOM_OPS
 from .session import PREFIX, PlacedSession, parse_graph, place_graph, session_config
 
@@ -62,22 +62,29 @@ class GradientRead:
     rows: bool
 
 
-def sample_batches(step: Step, axes: Sequence[int | None], count: int, inputs: object | None) -> tuple[object, ...]:
-    """Returns the inputs of `count` micro-batches, those of micro-batch 0 first.
+def draw_micro_batches(step: Step, axes: Sequence[int | None], count: int, seed: int) -> tuple[object, ...]:
+    """Returns the inputs of `count` micro-batches whose samples are drawn from the example inputs; micro-batch 0 comes first.
 
-    They are those of the batch `inputs`. Without it, samples of the example inputs are drawn for each micro-batch, and floats are
-    multiplied by a number between 0.5 and 1, which keeps their sign: micro-batches with the same samples would show nothing.
+    Each micro-batch has other samples of the example than the others, so that what only some samples have is in some
+    micro-batches alone. Sample `seed` is the first of micro-batch 1: a loss may carry values from one sample to the next. Floats
+    are multiplied by a number between 0.5 and 1, which keeps their sign: copies of one sample would show nothing.
     """
-    if inputs is not None:
-        return split_batch(step, count, inputs)
-    generator, arrays = np.random.default_rng(0), []
-    for _ in range(count):
-        samples_of_length: dict[int, NDArray[np.int64]] = {}  # inputs of one length have the same samples
+    generator, arrays = np.random.default_rng(seed), []
+    lengths = {
+        value.shape[axis]
+        for axis, value in zip(axes, step.example_inputs, strict=True)
+        if axis is not None and value.size
+    }
+    groups_of_length = {length: _disjoint_groups(length, count, seed) for length in sorted(lengths)}
+    for k in range(count):
+        samples_of_length = {  # inputs of one length have the same samples
+            length: np.append(group[:1], generator.choice(group, length - 1))
+            for length, groups in groups_of_length.items()
+            for group in (groups[k % len(groups)],)
+        }
         for axis, value in zip(axes, step.example_inputs, strict=True):
             if axis is not None and value.size:
-                length = value.shape[axis]
-                samples = samples_of_length.setdefault(length, np.asarray(generator.integers(0, length, length)))
-                value = np.take(value, samples, axis)
+                value = np.take(value, samples_of_length[value.shape[axis]], axis)
                 if np.issubdtype(value.dtype, np.floating):
                     factors = generator.uniform(0.5, 1.0, value.shape).astype(value.dtype)
                     value = np.multiply(value, factors)
@@ -85,21 +92,36 @@ def sample_batches(step: Step, axes: Sequence[int | None], count: int, inputs: o
     return tuple(arrays)
 
 
-def largest_difference(
+def _disjoint_groups(samples: int, most_groups: int, seed: int) -> list[NDArray[np.int64]]:
+    """Divides samples at random into groups of random sizes, one per micro-batch as far as there are samples.
+
+    The second group starts with sample `seed`, modulo `samples`.
+    """
+    generator = np.random.default_rng(seed)
+    cuts = np.sort(generator.choice(np.arange(1, samples), min(most_groups, samples) - 1, replace=False))
+    order = generator.permutation(samples)
+    for cut in cuts[:1]:
+        position = int(np.flatnonzero(order == seed % samples)[0])
+        order[[cut, position]] = order[[position, cut]]
+    return np.split(order, cuts)
+
+
+def largest_differences(
     unrolled_step: Step,
     undivided_step: Step,
-    micro_batches: Sequence[object],
+    batches: Sequence[Sequence[object]],
     axes: Sequence[int | None],
     reads: Sequence[GradientRead],
     factor: float = 1.0,
-) -> tuple[str, float] | None:
-    """Returns the op whose gradient differs most from the undivided batch's, with the relative difference; None if unknown.
+) -> list[tuple[str, float] | None]:
+    """Returns, per batch, the op whose gradient differs most from the undivided batch's, with the relative difference.
 
-    The difference is 0 if all gradients are compared, not all of them are 0, and they are equal within the tolerance.
+    None if it is unknown. The difference is 0 if all gradients are compared, not all of them are 0, and they are equal within the
+    tolerance.
 
     Args:
         unrolled_step, undivided_step: the steps of all micro-batches and of the undivided batch.
-        micro_batches: the inputs of all micro-batches, as `sample_batches` returns them.
+        batches: per batch, the inputs of all micro-batches, those of micro-batch 0 first.
         axes: per input of a micro-batch, the axis along which micro-batches are joined.
         reads: the gradients that are compared.
         factor: what the gradients of the micro-batches are multiplied by.
@@ -112,13 +134,28 @@ def largest_difference(
         if (undivided_name := _tensor_name(nodes[0], read)) and (unrolled_name := _tensor_name(nodes[1], read))
     ]
     names = [(undivided_name, unrolled_name) for _, undivided_name, unrolled_name in compared_reads]
-    values = _values_of_both(unrolled_step, undivided_step, micro_batches, axes, names)
+    values = _values_of_both(unrolled_step, undivided_step, batches, axes, names)
     if values is None:
-        return None
-    undivided_values, unrolled_values, tolerance = values
+        return [None] * len(batches)
+    tolerance, compared = values[2], [read for read, _, _ in compared_reads]
+    return [
+        _largest_difference(compared, undivided_values, unrolled_values, factor, tolerance, len(reads))
+        for undivided_values, unrolled_values in zip(values[0], values[1], strict=True)
+    ]
+
+
+def _largest_difference(
+    reads: Sequence[GradientRead],
+    undivided_values: Sequence[NDArray[np.float64]],
+    unrolled_values: Sequence[NDArray[np.float64]],
+    factor: float,
+    tolerance: float,
+    all_reads: int,
+) -> tuple[str, float] | None:
+    """Returns the largest difference of one batch. `all_reads` is the number of gradients that updates read."""
     pairs = [
         (a.sum(0), b.sum(0) * factor) if read.rows else (a, b * factor)
-        for (read, _, _), a, b in zip(compared_reads, undivided_values, unrolled_values, strict=True)
+        for read, a, b in zip(reads, undivided_values, unrolled_values, strict=True)
     ]
     norms = [float(np.linalg.norm(a)) for a, _ in pairs]
     if not np.all(np.isfinite(norms)) or any(a.shape != b.shape for a, b in pairs):
@@ -127,8 +164,8 @@ def largest_difference(
     differences = [float(np.linalg.norm(a - b)) / max(norm, least) for (a, b), norm in zip(pairs, norms, strict=True)]
     worst = int(np.argmax(differences))
     if differences[worst] <= tolerance:
-        return ("", 0.0) if len(compared_reads) == len(reads) and max(norms) > 0 else None
-    return compared_reads[worst][0].op, differences[worst]
+        return ("", 0.0) if len(reads) == all_reads and max(norms) > 0 else None
+    return reads[worst].op, differences[worst]
 
 
 def output_differences(
@@ -140,17 +177,17 @@ def output_differences(
 ) -> dict[int, float]:
     """Returns which of the scalar outputs at `positions` are not the undivided batch's, each with its relative difference.
 
-    An empty dict if they cannot be computed. The other arguments are those of `largest_difference`.
+    An empty dict if they cannot be computed. `micro_batches` are the inputs of one batch; see `largest_differences`.
     """
     nodes = {node.name: node for node in parse_graph(undivided_step.graph_def).node}
     names = [
         (join(*behind_identities(nodes, undivided_step.outputs[k].name)), unrolled_step.outputs[k].name)
         for k in positions
     ]
-    values = _values_of_both(unrolled_step, undivided_step, micro_batches, axes, names)
+    values = _values_of_both(unrolled_step, undivided_step, [micro_batches], axes, names)
     if values is None:
         return {}
-    undivided_values, unrolled_values, tolerance = values
+    (undivided_values,), (unrolled_values,), tolerance = values
     differences = {
         k: abs(float(a) - float(b)) / max(abs(float(a)), NEGLIGIBLE)
         for k, a, b in zip(positions, undivided_values, unrolled_values, strict=True)
@@ -170,23 +207,26 @@ def behind_identities(nodes: Mapping[str, NodeDef], reference: str) -> tuple[str
 def _values_of_both(
     unrolled_step: Step,
     undivided_step: Step,
-    micro_batches: Sequence[object],
+    batches: Sequence[Sequence[object]],
     axes: Sequence[int | None],
     names: Sequence[tuple[str, str]],
-) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]], float] | None:
-    """Returns the values of tensors of the undivided step and of the unrolled one, and the tolerance of their differences.
+) -> tuple[list[list[NDArray[np.float64]]], list[list[NDArray[np.float64]]], float] | None:
+    """Returns, per batch, the values of tensors of the undivided step and of the unrolled one; and the tolerance.
 
     `names` has the name of each tensor in both. None if they cannot be computed.
     """
     undivided_graph, unrolled_graph = (parse_graph(step.graph_def) for step in (undivided_step, unrolled_step))
     if not names or not _fix_draws(undivided_graph) or not _fix_draws(unrolled_graph):
         return None
-    arrays = checked_batch(unrolled_step, micro_batches)
-    batch = tuple(
-        arrays[k] if axis is None else np.concatenate(arrays[k :: len(axes)], axis) for k, axis in enumerate(axes)
-    )
-    undivided_values = _compute_tensors(undivided_step, undivided_graph, [name for name, _ in names], batch)
-    unrolled_values = _compute_tensors(unrolled_step, unrolled_graph, [name for _, name in names], arrays)
+    divided = [checked_batch(unrolled_step, micro_batches) for micro_batches in batches]
+    joined = [
+        tuple(
+            arrays[k] if axis is None else np.concatenate(arrays[k :: len(axes)], axis) for k, axis in enumerate(axes)
+        )
+        for arrays in divided
+    ]
+    undivided_values = _compute_tensors(undivided_step, undivided_graph, [name for name, _ in names], joined)
+    unrolled_values = _compute_tensors(unrolled_step, unrolled_graph, [name for _, name in names], divided)
     if undivided_values is None or unrolled_values is None:
         return None
     halves = any(map(_is_half, unrolled_graph.node))
@@ -210,9 +250,12 @@ def _is_half(node: NodeDef) -> bool:
 
 
 def _compute_tensors(
-    step: Step, graph: GraphDef, names: Sequence[str], inputs: Batch
-) -> list[NDArray[np.float64]] | None:
-    """Returns the values of tensors of a step that has `graph` instead of its own; None if no CPU can compute them."""
+    step: Step, graph: GraphDef, names: Sequence[str], batches: Sequence[Batch]
+) -> list[list[NDArray[np.float64]]] | None:
+    """Returns, per batch, the values of tensors of a step that has `graph` instead of its own.
+
+    None if no CPU can compute them.
+    """
     import tensorflow as tf
 
     fetch_specs = tuple(TensorSpec(name, "float32", ()) for name in dict.fromkeys(names))
@@ -228,12 +271,13 @@ def _compute_tensors(
         )
         try:
             session.start(step.initial_values)
-            values = dict(zip((spec.name for spec in fetch_specs), session.call(inputs), strict=True))
+            fetched = [session.call(batch) for batch in batches]
         finally:
             session.close()
     except (tf.errors.OpError, ValueError, ExecutionError):
         return None
-    return [np.asarray(values[name]).astype(np.float64) for name in names]
+    position = {spec.name: k for k, spec in enumerate(fetch_specs)}
+    return [[np.asarray(values[position[name]]).astype(np.float64) for name in names] for values in fetched]
 
 
 def _fix_draws(graph: GraphDef) -> bool:
