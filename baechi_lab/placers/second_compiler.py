@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import BaechiLabError
-from ..graph import Cluster, Placement, allowed_devices
+from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from ..graph.generators import random_dag
 from ..graph.kernels import jit
 from ..simulator import simulate_step
@@ -116,10 +116,14 @@ def running_threads() -> float:
         return os.getloadavg()[0] + 1 if hasattr(os, "getloadavg") else float("inf")
 
 
+def _tiny_case() -> tuple[OpGraph, Cluster]:
+    return random_dag(30, seed=0), Cluster.uniform(2, memory_bytes="8GB", comm="sequential")
+
+
 def compile_kernels(*placers: str) -> None:
     """Compiles what the placers need, in this order, except what another process is compiling."""
     jit.become_second_compiler()
-    graph, cluster = random_dag(30, seed=0), Cluster.uniform(2, memory_bytes="8GB", comm="sequential")
+    graph, cluster = _tiny_case()
     for name in placers:
         with contextlib.suppress(BaechiLabError, *jit.SKIPPED_ERRORS):
             make_placer(name).assign(graph, cluster)
@@ -127,7 +131,7 @@ def compile_kernels(*placers: str) -> None:
 
 def compile_annealing() -> None:
     """Compiles what improves the best placements of `auto`, and waits for the parts that another process is compiling."""
-    graph, cluster = random_dag(30, seed=0), Cluster.uniform(2, memory_bytes="8GB", comm="sequential")
+    graph, cluster = _tiny_case()
     units = make_units(groups_of(graph), graph.position, allowed_devices(graph, cluster))
     device, rank = np.arange(graph.n, dtype=np.int32) % cluster.n, graph.position.astype(np.float64)
     with contextlib.suppress(BaechiLabError):
@@ -137,6 +141,6 @@ def compile_annealing() -> None:
 def compile_schedulers() -> None:
     """Compiles the simulation of orders that no placer planned, unless another process is compiling it."""
     jit.become_second_compiler()
-    graph, cluster = random_dag(30, seed=0), Cluster.uniform(2, memory_bytes="8GB", comm="sequential")
+    graph, cluster = _tiny_case()
     with contextlib.suppress(BaechiLabError, *jit.SKIPPED_ERRORS):
         simulate_step(graph, cluster, Placement(device=np.arange(graph.n, dtype=np.int32) % cluster.n), "pct")

@@ -32,7 +32,10 @@ def test_there_are_pages_with_examples():
     assert {"index.md", "simulated-time.md", "add-a-placer.md", "add-a-pass.md"} <= set(PAGES)
 
 
-@pytest.mark.parametrize("page", slow(PAGES, "peaks.md", "placers.md", "plans.md", "running-pipelines.md"))
+@pytest.mark.parametrize(
+    "page",
+    slow(PAGES, "devices.md", "layouts.md", "memory.md", "peaks.md", "placers.md", "plans.md", "running-pipelines.md"),
+)
 def test_examples_run(page, monkeypatch):
     """All blocks of a page are one module, read from top to bottom."""
     monkeypatch.chdir(ROOT)

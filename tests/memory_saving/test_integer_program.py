@@ -36,7 +36,15 @@ def test_once_is_never_better_than_all_plans_and_both_keep_within_budgets(seed):
     assert groups.peak_without_recompute == plain_peak
 
 
-@pytest.mark.parametrize(("n", "span", "seed"), [(8, 3, 1), (10, 3, 1), (11, 4, 2), (12, 5, 3), (8, 4, 9), (11, 2, 2)])
+@pytest.mark.parametrize(
+    ("n", "span", "seed"),
+    [
+        (8, 3, 1),
+        (10, 3, 1),
+        (8, 4, 9),
+        *[pytest.param(*case, marks=pytest.mark.slow) for case in [(11, 4, 2), (12, 5, 3), (11, 2, 2)]],
+    ],
+)
 def test_bytes_of_single_ops_are_counted_exactly(n, span, seed):
     """The optimum of the program is that of all sequences in one order, down to the least budget: a batch is held while ops that
     read it run again, several late ops that read one op's stage hold no more than each of them, and an op that is held

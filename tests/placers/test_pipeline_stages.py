@@ -77,7 +77,7 @@ def least_period(graph: OpGraph, cluster: Cluster, layers: int, total: bool) -> 
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", fast(range(12), 4))
 def test_closed_sets_give_the_least_period_of_all_pipelines(seed, training):
     rng = np.random.default_rng(seed)
     layers = 5
@@ -253,7 +253,7 @@ def steps_of_all_cuts(graph, cluster, layers, micro_batches):
     return best
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", fast(range(4), 2))
 def test_replicas_for_a_step_against_all_cuts(seed):
     """The programme minimises a bound, so it may miss the best; here it does not."""
     rng = np.random.default_rng(seed)

@@ -56,7 +56,7 @@ def test_edges_inside_a_group_cost_nothing():
     assert sct_problem(g, cluster()).transfer.tolist() == [0]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", fast(range(12), 3))
 def test_the_optimum_does_not_depend_on_the_solver(seed):
     graph = random_graph(np.random.default_rng(seed), 30, zero=False)
     results = [favourites(graph, cluster(3, 1.0), solver=s) for s in ("highs", "highs-ipm", "clarabel")]
@@ -78,7 +78,7 @@ def test_at_most_one_favourite_each_way(seed):
             assert favourite_ops.conflicts == 0
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", fast(range(15), 3))
 def test_lp_is_below_every_makespan_where_the_assumption_holds(seed):
     """Every transfer at most as long as the shortest op, and as many devices as ops."""
     rng = np.random.default_rng(seed)

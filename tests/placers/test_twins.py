@@ -22,7 +22,7 @@ def random_favourites(rng, graph):
     return child, parent
 
 
-@pytest.mark.parametrize("seed", fast(range(20), 6))
+@pytest.mark.parametrize("seed", fast(range(20), 3))
 def test_the_compiled_list_scheduler_decides_as_its_readable_twin(seed):
     rng = np.random.default_rng(seed)
     for case in range(50):
@@ -38,7 +38,7 @@ def test_the_compiled_list_scheduler_decides_as_its_readable_twin(seed):
             assert np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", fast(range(10), 4))
 def test_with_parallel_transfers_plan_and_simulation_agree(seed):
     rng = np.random.default_rng(seed)
     for _ in range(30):
@@ -48,7 +48,7 @@ def test_with_parallel_transfers_plan_and_simulation_agree(seed):
         assert bl.simulate(graph, cluster, placement).makespan_us == placement.info["planned_makespan_us"]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", fast(range(5), 2))
 @pytest.mark.parametrize(("limited", "free"), [("m-etf", "etf"), ("m-sct", "sct")])
 def test_with_ample_memory_limits_change_nothing(limited, free, seed):
     rng = np.random.default_rng(seed)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from fewer import fast
 
 import baechi_lab as bl
 from baechi_lab.profilers.arithmetic import column_sum_us
@@ -87,7 +88,7 @@ def us_of_tensorflow(sizes, precision):
     return us_without_updates(bl.profile(step, *inputs, hardware="h100", precision=precision))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("precision", fast(["tf32", "fp32", "bf16"], 1))
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     "us_of_reader", [pytest.param(us_of_export, marks=pytest.mark.slow), us_of_onnx, us_of_tensorflow]

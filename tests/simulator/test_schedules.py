@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from fewer import slow
 
 import baechi_lab as bl
 from baechi_lab.simulator.schedules import RULES, Schedule, Setting, list_schedules, make_rule, make_schedule
@@ -81,7 +82,7 @@ def test_activations_held(count):
     assert all(in_flight(v, d, "W") <= 2 * p for d in range(p))  # of half a device's work each
 
 
-@pytest.mark.parametrize("capacity", [1.0, 2.5, 4.0, 7.0])
+@pytest.mark.parametrize("capacity", slow([1.0, 2.5, 4.0, 7.0], 4.0, 7.0))
 @pytest.mark.parametrize("kept_bytes", [0.0, 0.4, 1.0])
 def test_zb_auto_keeps_to_the_room(capacity, kept_bytes):
     rng = np.random.default_rng(3)

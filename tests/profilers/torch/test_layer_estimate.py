@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from fewer import fast
+from fewer import fast, slow
 
 torch = pytest.importorskip("torch")
 
@@ -155,7 +155,7 @@ UNTRAINED = {
 }
 
 
-@pytest.mark.parametrize("case", UNTRAINED)
+@pytest.mark.parametrize("case", slow(UNTRAINED, "inference_mode", "detached", "not used"))
 def test_bug_what_gets_no_gradient_had_gradients_states_and_updates(case):
     """Weights, and gradients and two states of those that the backward pass reaches, as a measured profile has them."""
     model, inputs, expected = UNTRAINED[case]
