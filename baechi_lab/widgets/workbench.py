@@ -335,8 +335,11 @@ class Workbench(PicturedBox):
                     copies = self.model.outcome.copies(clicked_ops).tolist() if len(clicked_ops) == 1 else [-1]
                     if self.timeline.focus not in copies:
                         self.timeline.focus = copies[0]
+                before = self.model.selection
                 self.model.select(self.graph.selected_ops)
                 self._origin = None
+                if self.model.selection == before:  # another op of the same group
+                    self._show_selection(before)
 
     _origin: object = None
 

@@ -88,6 +88,16 @@ def test_the_numbers_of_the_pane_have_one_unit(pair):
     assert [row["text"] for row in bench.details.sections[0]["rows"]] == ["0.15 ms", "0.02 ms"]
 
 
+def test_bug_another_op_of_the_selected_group_kept_the_details_of_the_first():
+    """A click on it selects the same group, so that nothing was renewed."""
+    graph = bl.OpGraph.from_edges([5.0, 6.0, 7.0], [(0, 1, 8), (1, 2, 8)], colocation=[0] * 3, colocation_names=("w",))
+    bench = bl.Workbench(graph, bl.Cluster.uniform(2), placer="single", passes=())
+    for op in (0, 2, 1):
+        bench.timeline.focus, bench.timeline.selected = op, [op]  # a click, or the next hit of a search
+        assert bench.model.selection == (0, 1, 2) and bench.timeline.selected == [0, 1, 2]
+        assert bench.details.heading == graph.names[op]
+
+
 def test_a_new_result_renews_the_details(bench):
     bench.model.select([2])
     bench.model.change(moves=())

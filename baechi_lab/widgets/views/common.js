@@ -78,7 +78,8 @@ function formatBytes(value) {
   return formatBytesBeside(value, value);
 }
 
-/** Bytes in the unit that suits the largest of those that they stand beside; what is less than a ten-thousandth of it has its own. @param {number} value @param {number} largest */
+/** Bytes in the unit that suits the largest of those that they stand beside; what is less than a ten-thousandth of it has its own.
+ * @param {number} value @param {number} largest @returns {string} */
 function formatBytesBeside(value, largest) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let [unit, factor] = [0, 1];

@@ -80,6 +80,10 @@ function render({ model, el }) {
     return s.selected.has(focus) ? focus : s.selected.size === 1 ? [...s.selected][0] : UNSEEN;
   };
 
+  /** Where a search or a key goes on from: the op that was clicked or found last. The kernel may still answer earlier keys by their
+   * selections, which must not lead back. */
+  const latest = () => (model.get("focus") === UNSEEN ? explained() : model.get("focus"));
+
   function select(ops, focus = UNSEEN) {
     s.selected = new Set(ops);
     model.set("focus", focus);
@@ -102,7 +106,7 @@ function render({ model, el }) {
     const bars = firstBarsNamed(s, search.value);
     const quoted = `“${search.value}”`;
     if (!bars.length) return view.say(`no op's name contains ${quoted}`);
-    const at = bars.findIndex((bar) => s.bars.op[bar] === explained());
+    const at = bars.findIndex((bar) => s.bars.op[bar] === latest());
     const next = at < 0 ? 0 : (at + by + bars.length) % bars.length;
     const op = s.bars.op[bars[next]];
     hit = { op, text: `${(next + 1).toLocaleString("en")} of ${opsInWords(bars.length)} with ${quoted}` };
@@ -136,7 +140,8 @@ function render({ model, el }) {
   });
 
   function neighbour(by) {
-    const current = s.bars.op.findIndex((op) => s.selected.has(op));
+    const from = latest(); // of a group that is selected as a whole, the clicked op
+    const current = s.bars.op.findIndex((op) => (from === UNSEEN ? s.selected.has(op) : op === from));
     const next = current < 0 ? 0 : current + by;
     if (next >= 0 && next < s.bars.op.length && s.bars.op[next] >= 0) select([s.bars.op[next]], s.bars.op[next]);
   }
