@@ -264,7 +264,7 @@ def test_the_callback_hears_of_progress_and_stops_the_proof():
 
 
 @pytest.mark.parametrize(
-    "ending", fast(["print('{\"status\": ', end='', flush=True); os.kill(os.getpid(), 9)", "sys.exit(9)"], 1)
+    "ending", fast(["sys.exit(9)", "print('{\"status\": ', end='', flush=True); os.kill(os.getpid(), 9)"], 1)
 )
 def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
     code = f"import os, sys; sys.stdin.read(1); {ending}"

@@ -75,7 +75,7 @@ def checked_on_random_cases(placer, examples, check, **params):
     settings(max_examples=EXAMPLES.get(placer, examples), deadline=None)(cases(check))()
 
 
-@pytest.mark.parametrize("placer", slow(PLACERS, "auto", "search", "simple-planner"))
+@pytest.mark.parametrize("placer", slow(PLACERS, "auto", "search"))
 def test_placements_with_ample_memory_are_valid_and_repeat(placer):
     params = PARAMETERS.get(placer, {})
 
