@@ -699,6 +699,15 @@ def test_an_output_never_replaces_an_input(call, inputs, tmp_path, line):
 
 
 @pytest.mark.parametrize(
+    "option", ["--devices 3", "--memory 1GB", "--speed 2", "--kind cpu", "--comm duplex", "--link pcie"]
+)
+@pytest.mark.parametrize("line", ["place g", "compare g", "simulate g p", "fit g"])
+def test_bug_options_beside_a_cluster_file_were_ignored(call, inputs, line, option):
+    words = [inputs.get(word, word) for word in f"{line} --cluster c {option}".split()]
+    check_refused(call(*words), f"{option.split()[0]} is given too; give the file or the options")
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ("-p self=1", "unknown parameter of placer 'm-sct': 'self'"),

@@ -24,7 +24,8 @@ GRAPH = "graph file: .json, .json.gz, .stg, a trace, or PipeDream's graph.txt"
 def add_cluster(parser: argparse.ArgumentParser, devices: int = 4) -> None:
     """Adds --devices, --memory, --speed, --cluster, --kind, --link, --link-latency, --link-us-per-byte, --comm."""
     group = parser.add_argument_group("cluster")
-    group.add_argument("--devices", default=str(devices), metavar="N", help="number of devices (default %(default)s)")
+    group.add_argument("--devices", metavar="N", help=f"number of devices ({devices})")
+    parser.set_defaults(default_devices=str(devices))
     group.add_argument(
         "--memory",
         metavar="SIZE[,SIZE...]",
@@ -32,9 +33,8 @@ def add_cluster(parser: argparse.ArgumentParser, devices: int = 4) -> None:
     )
     group.add_argument(
         "--speed",
-        default="1",
         metavar="X[,X...]",
-        help="speed relative to the profiled device, one for all or one each",
+        help="speed relative to the profiled device, one for all or one each (1)",
     )
     group.add_argument(
         "--cluster",
@@ -63,21 +63,36 @@ def add_transfers(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--comm",
-        default="sequential",
         metavar="MODE",
         help=f"how transfers share the links: {', '.join(COMMUNICATION_MODES)} (sequential)",
     )
 
 
+_DESCRIPTION = ("devices", "memory", "speed", "kind", "link", "link_latency", "link_us_per_byte", "comm")
+"""Options that describe a cluster."""
+
+
 def cluster_from(arguments: argparse.Namespace, graph: OpGraph | None = None) -> Cluster:
-    """Returns the cluster in the file of --cluster, else the cluster that the options describe for `graph`."""
+    """Returns the cluster in the file of --cluster, else the cluster that the options describe for `graph`.
+
+    Raises:
+        InvalidInput: the file, and an option in whose place it stands; or an option that no cluster can have.
+    """
     if arguments.cluster is not None:
+        option = next((name for name in _DESCRIPTION if getattr(arguments, name) is not None), None)
+        if option is not None:
+            raise InvalidInput(
+                f"--cluster is {in_short(arguments.cluster)} and --{option.replace('_', '-')} is given too; "
+                "give the file or the options"
+            )
         return load_cluster(arguments.cluster)
-    count = device_count(whole_number(arguments.devices, "--devices", lowest=1), "--devices")
+    devices = arguments.default_devices if arguments.devices is None else arguments.devices
+    count = device_count(whole_number(devices, "--devices", lowest=1), "--devices")
     kind, link, comm = transfers_from(arguments, graph)
     sizes = [str(memory_of(kind))] if arguments.memory is None else arguments.memory.split(",")
     memory = _per_device("--memory", [parse_bytes(m, "--memory") for m in sizes], count)
-    speed = _per_device("--speed", [number(s, "--speed", 1 / MOST_US) for s in arguments.speed.split(",")], count)
+    speeds = ["1"] if arguments.speed is None else arguments.speed.split(",")
+    speed = _per_device("--speed", [number(s, "--speed", 1 / MOST_US) for s in speeds], count)
     devices = tuple(Device(f"{kind}:{i}", kind, memory[i], speed[i]) for i in range(count))
     return Cluster(devices, link, comm)
 
@@ -117,7 +132,7 @@ def transfers_from(arguments: argparse.Namespace, graph: OpGraph | None = None) 
         value if text is None else number(text, option)
         for value, (option, text) in zip((link.latency_us, link.us_per_byte), numbers.items(), strict=True)
     )
-    return kind, Link(latency, us_per_byte), arguments.comm
+    return kind, Link(latency, us_per_byte), "sequential" if arguments.comm is None else arguments.comm
 
 
 def _default_kind(arguments: argparse.Namespace, graph: OpGraph | None) -> str:
