@@ -123,6 +123,18 @@ def plural(noun: str, count: int) -> str:
     return noun if count == 1 else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
 
 
+def shorten(text: str, limit: int = 36) -> str:
+    """Shortens a text to `limit` letters by leaving out its middle, since names and paths differ at their ends.
+
+    >>> shorten("data/a-very-long-folder/graph.json.gz", 20)
+    'data/a…graph.json.gz'
+    """
+    if len(text) <= limit:
+        return text
+    tail = 2 * limit // 3
+    return f"{text[: limit - tail - 1]}…{text[len(text) - tail :]}"
+
+
 def times_in_one_unit(values: Sequence[float]) -> list[str]:
     """Formats microseconds that stand beside each other in the unit that suits the largest of them.
 

@@ -297,6 +297,18 @@ def arrow_bytes(scene):
     return {(at[u], at[v]): (int(b), int(c)) for u, v, b, c in rows_}
 
 
+def test_bug_boxes_were_as_wide_as_the_longest_names():
+    """Twelve names of 170 letters: no label on the screen was large enough to be read. Their ends are what differs."""
+    names = [f"model/{'very_long_name_' * 11}{k}" for k in range(12)]
+    graph = bl.OpGraph.from_edges([1.0] * 12, [(k, k + 1, 8) for k in range(11)], names=names)
+    tree = build_tree(graph)
+    scene = build_scene(graph, tree, [ROOT, *range(1, len(tree.labels))])
+    labels = [scene.label(node) for node in scene.nodes.tolist()]
+    assert len(set(labels)) == 12 and all(len(text) == 40 and "…" in text for text in labels)
+    assert scene.width.max() < 40 * 12  # pixels of a letter
+    assert text_width("日本", 10.0) == 20.0  # as wide as high
+
+
 def test_scene_sums_members_and_counts_a_tensor_once(diamond):
     scene = build_scene(diamond, build_tree(diamond), ())
     at = {scene.tree.names[n]: k for k, n in enumerate(scene.nodes.tolist())}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...graph import OpGraph, Timeline
 from ...graph.kernels.csr import Integers
-from ...graph.units import format_us
+from ...graph.units import format_us, shorten
 from .arrange import Arrangement, Boxes, arrange
 from .scopes import updates
 from .tree import OP, ROOT, Tree
@@ -22,6 +22,10 @@ TITLE, MARGIN = 20.0, 12.0
 """Pixels above and around the contents of a frame."""
 LABEL, NOTE = 11.0, 9.0
 """Font sizes of a box."""
+MOST_CHARACTERS = 40
+"""Characters of a label: boxes as wide as the longest names would leave no label large enough to be read."""
+_IDEOGRAPHS = 0x2E80
+"""From this character on, those of a sans-serif font are about as wide as high."""
 _WIDE = {**dict.fromkeys("mwMW@%∇", 0.9), **dict.fromkeys("ijlt.,:|'!fr/ ()", 0.36), **dict.fromkeys("_-", 0.56)}
 
 
@@ -77,9 +81,10 @@ class Scene:
 
 
 def label(tree: Tree, node: int) -> str:
-    """Returns the label of a node, marked as backward for outermost boxes of the backward pass."""
+    """Returns the label of a node, marked as backward for outermost boxes of the backward pass; a long one without its middle."""
     outermost = tree.backward[node] and tree.parent[node] == ROOT
-    return f"∇ {tree.labels[node]}" if outermost else tree.labels[node]
+    text = shorten(tree.labels[node], MOST_CHARACTERS)
+    return f"∇ {text}" if outermost else text
 
 
 def box_note(tree: Tree, node: int, duration_us: float) -> str:
@@ -89,7 +94,7 @@ def box_note(tree: Tree, node: int, duration_us: float) -> str:
 
 def text_width(text: str, size: float) -> float:
     """Returns the width of a text in pixels in a usual sans-serif font, as an upper estimate."""
-    return size * sum(_WIDE.get(c, 0.72 if c.isupper() else 0.59) for c in text)
+    return size * sum(_WIDE.get(c, 1.0 if ord(c) >= _IDEOGRAPHS else 0.72 if c.isupper() else 0.59) for c in text)
 
 
 def build_scene(graph: OpGraph, tree: Tree, expanded: Collection[int]) -> Scene:

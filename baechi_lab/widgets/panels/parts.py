@@ -149,18 +149,6 @@ def count_up_to(label: str, value: object, limit: int) -> int:
     return int(text)
 
 
-def shorten(text: str, limit: int = 36) -> str:
-    """Shortens a text to `limit` letters by leaving out its middle, since paths differ at their ends.
-
-    >>> shorten("data/a-very-long-folder/graph.json.gz", 20)
-    'data/a…graph.json.gz'
-    """
-    if len(text) <= limit:
-        return text
-    tail = 2 * limit // 3
-    return f"{text[: limit - tail - 1]}…{text[len(text) - tail :]}"
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked_row: int = -1, empty: str = "") -> str:
     """Makes an HTML table of texts, with tooltips for the terms of its head; the row `marked_row` is bold."""
     if not rows:

@@ -10,7 +10,7 @@ import ipywidgets
 from ...errors import InvalidInput
 from ...graph import COMMUNICATION_MODES, Cluster, Link, Step
 from ...graph.formats.reading import program_kind
-from ...graph.units import exact_bytes, format_us, plain_number
+from ...graph.units import exact_bytes, format_us, plain_number, shorten
 from ...passes.optimize import PASSES
 from ..charts import progress_chart
 from ..compute import is_step, is_torch_step, time_limit
@@ -32,7 +32,7 @@ from ..setting import (
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .params_form import ParamsForm
-from .parts import MOST_DEVICES, WIDE, Fold, Quiet, add_hint, button, count_up_to, note, row, say, shorten, switch
+from .parts import MOST_DEVICES, WIDE, Fold, Quiet, add_hint, button, count_up_to, note, row, say, switch
 
 STYLE = {"description_width": "96px"}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
