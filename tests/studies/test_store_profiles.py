@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from fewer import slow
 
 import baechi_lab as bl
 from studies import store_profiles
@@ -11,7 +12,10 @@ from studies.store_profiles import PROFILES, Stored
 DATA = Path(__file__).parents[2] / "data"
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+GNMT = [profile for profile in PROFILES if profile.model == "gnmt"]
+
+
+@pytest.mark.parametrize("profile", slow(PROFILES, *GNMT[1:]), ids=lambda profile: profile.name)
 def test_stored_profile_loads_small_and_whole(profile):
     path = DATA / f"{profile.name}.json.gz"
     assert path.stat().st_size < 1_500_000

@@ -582,8 +582,11 @@ REGIONS = {
 }
 
 
+SLOW_REGIONS = [name for name in REGIONS if name.endswith("alone")] + ["float16", "without a cache", "nested"]
+
+
 @pytest.mark.parametrize("devices", slow([1, 2], 1))
-@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("name", slow(REGIONS, *SLOW_REGIONS))
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing", "ignore:autocast casts a tensor once")
 def test_a_call_that_runs_again_finds_what_it_found_first_and_leaves_nothing(name, devices):
     """After an optimizer step the forward pass had used casts of the weights before it."""

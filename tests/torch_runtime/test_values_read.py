@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from fewer import fast
+from fewer import slow
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -163,7 +163,9 @@ def distributed(model, x, seed):
     return model, any(w.category is CodeOrderKept and "may depend on values" in str(w.message) for w in caught)
 
 
-@pytest.mark.parametrize("code", fast(CODE, 8), ids=lambda code: code.__name__)
+@pytest.mark.parametrize(
+    "code", slow(CODE, selects_rows, unique, repeat, number, *CODE[8:]), ids=lambda code: code.__name__
+)
 @pytest.mark.filterwarnings("ignore::baechi_lab.errors.CodeOrderKept")
 def test_training_goes_on_whatever_the_data(code):
     """A call that waited promised the shape that it had in the first step, and a later step failed."""

@@ -98,6 +98,7 @@ def test_bug_another_op_of_the_selected_group_kept_the_details_of_the_first():
         assert bench.details.heading == graph.names[op]
 
 
+@pytest.mark.slow
 def test_a_new_result_renews_the_details(bench):
     bench.model.select([2])
     bench.model.change(moves=())

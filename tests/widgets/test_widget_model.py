@@ -420,7 +420,8 @@ def test_code_that_asks_for_the_outcome_of_a_large_graph_gets_auto_s(large):
 
 
 @pytest.mark.parametrize(
-    ("placer", "is_slow"), [("m-sct", True), ("search", True), ("m-topo", False), ("contiguous", False)]
+    ("placer", "is_slow"),
+    [pytest.param("m-sct", True, marks=pytest.mark.slow), ("search", True), ("m-topo", False), ("contiguous", False)],
 )
 def test_a_large_graph_is_drawn_before_a_slow_placer_has_its_result(large, placer, is_slow):
     """m-sct takes a minute on 22,856 ops, in which nothing was on the screen."""

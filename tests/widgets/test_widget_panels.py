@@ -203,6 +203,7 @@ def test_the_workbench_s_picture_has_its_numbers(diamond, pair):
     assert "step time 30.00 us" in drawn and "placed by single" in drawn and "4 ops" in drawn
 
 
+@pytest.mark.slow
 def test_what_was_said_of_a_move_goes_with_it(diamond, pair):
     bench = bl.Workbench(diamond, pair, placer="single", passes=())
     bench.model.inline = True
@@ -246,6 +247,7 @@ def test_scripts_load_nothing_from_the_network_and_do_not_import():
 # -- panels ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hardware_brings_its_memory_and_link(bench):
     """Memory and links of no hardware, or of the hardware before, are replaced; those that were chosen stay."""
     panel = bench.setting
@@ -283,6 +285,7 @@ def test_the_setting_panel_changes_the_model(bench):
     assert setting.passes == () and bench.model.setting.passes == ("fusion",)
 
 
+@pytest.mark.slow
 def test_undo_puts_the_controls_back(bench):
     bench.setting.devices.value = 4
     bench.header.undo.click()
@@ -504,6 +507,7 @@ def test_a_placer_without_a_placement_is_a_row_without_buttons(bench):
     assert row["cells"][1] == "" and row["keys"][1] is None
 
 
+@pytest.mark.slow
 def test_bug_candidates_that_are_not_listed_were_counted_without_commas():
     bench = bl.Workbench(bl.OpGraph.from_edges([1] * 300), bl.Cluster.uniform(4), placer="m-etf", passes=())
     bench.model.inline = True
@@ -779,6 +783,7 @@ def test_a_setting_that_does_not_fit_opens_with_its_reason(diamond):
     assert workbench.outcome.timeline.feasible and workbench.header.problem_row.layout.display == "none"
 
 
+@pytest.mark.slow
 def test_nbconvert_shows_the_picture_of_a_saved_notebook(bench):
     import nbformat
     from nbconvert import HTMLExporter
@@ -874,6 +879,7 @@ def test_bug_tooltips_of_parameters_spoke_of_none():
     assert texts["coloc-rl"]["time_limit"] == "seconds for training, or empty."
 
 
+@pytest.mark.slow
 def test_tabs_that_are_hidden_at_first_are_made_when_the_page_has_drawn():
     """Most controls are in them, and each takes time in the kernel and in the page before the first picture."""
 

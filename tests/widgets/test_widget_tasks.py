@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from fewer import slow
 
 import baechi_lab as bl
 from baechi_lab.placers.registry import placer_class
@@ -94,6 +95,7 @@ def test_a_placer_that_fails_is_a_row(graph):
     assert not table["feasible"][0] and table["error"][0]
 
 
+@pytest.mark.slow
 def test_an_error_of_one_placer_is_its_row_and_goes_with_its_cause(tasks, monkeypatch):
     """Also one that no placer should raise: a `TypeError`."""
     with monkeypatch.context() as broken:
@@ -150,7 +152,7 @@ def test_the_decision_log_places_every_group_once(tasks):
     assert log.coarse.names[log.decisions[0].chosen.op] in log.sentence(0)
 
 
-@pytest.mark.parametrize("placer", ["single", "hash", "m-topo", "heft", "auto"])
+@pytest.mark.parametrize("placer", slow(["single", "hash", "m-topo", "heft", "auto"], "single", "hash", "heft"))
 def test_every_placer_can_be_explained(tasks, placer):
     tasks.model.change(placer=placer)
     tasks.explain()

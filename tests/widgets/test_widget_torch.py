@@ -102,6 +102,7 @@ def test_what_cannot_be_opened_is_refused(subject, setting, words):
         opened(subject, **setting)
 
 
+@pytest.mark.slow
 def test_a_step_without_a_digest_is_profiled_once():
     """A model's code may read files, so that nothing identifies it by its content."""
 

@@ -100,6 +100,7 @@ def test_a_scheduler_and_a_schedule_take_each_other_s_place(diamond, pair):
     assert bench.setting.scheduler.value == "" and bench.model.setting.schedule == "gpipe"
 
 
+@pytest.mark.slow
 def test_bug_explore_swept_whole_batches_beside_a_step_in_micro_batches():
     graph = bl.generators.pipeline([4.0, 6.0], [8.0, 12.0])
     cluster = bl.Cluster.uniform(2, memory_bytes="1GB", link=bl.Link(1.0, 0.0))
@@ -288,6 +289,7 @@ def test_no_remedy_is_offered_where_there_is_none(two):
     assert alone.advice == ()
 
 
+@pytest.mark.slow
 def test_finer_groups_are_offered_where_they_are_faster_and_it_is_said_by_how_much(forked):
     # In two groups at least, 10 us of the 25 go beside the other 10, for 2 us of sending.
     quick, slow = (bl.Cluster.uniform(2, link=bl.Link(us, 0.0), comm="parallel") for us in (2.0, 50.0))
@@ -766,6 +768,7 @@ def test_a_group_is_told_with_the_ops_of_the_whole_graph(forked, two):
     ).sentence(0)
 
 
+@pytest.mark.slow
 def test_numbers_beside_each_other_have_the_unit_of_the_largest():
     """The bound was in ms beside a step of seconds."""
     graph = bl.OpGraph.from_edges([8e5, 8e5], [(0, 1, 8)])
@@ -785,6 +788,7 @@ def test_bug_an_annealed_placement_was_said_to_follow_the_rule_of_its_start():
     assert rule_in_words(placement).startswith("auto annealed the placement of scotch: it moved ops")
 
 
+@pytest.mark.slow
 def test_the_order_stands_beside_the_placer(diamond, pair):
     """One name of a placer had several steps: in the header, in Compare and in Explore devices work in different orders."""
     from baechi_lab.widgets.comparing import order_name
