@@ -46,10 +46,10 @@ def progress(text: str) -> Iterator[Status]:
 
 
 def _show(status: Status, finish_event: threading.Event) -> None:
-    began, is_shown = time.monotonic(), False
+    start_seconds, is_shown = time.monotonic(), False
     wait = DELAY_SECONDS
     while not finish_event.wait(wait):
-        print(f"\r\x1b[K{status.line(time.monotonic() - began)}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{status.line(time.monotonic() - start_seconds)}", end="", file=sys.stderr, flush=True)
         is_shown, wait = True, REFRESH_SECONDS
     if is_shown:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -27,14 +27,14 @@ def wait_for_quiet(
     """
     if finite(limit) is None or limit < 0:
         raise InvalidInput(f"wait is {in_short(limit)}; it must be a number of seconds of at least 0, or None")
-    began = time.monotonic()
+    start_seconds = time.monotonic()
     while True:
         other_programs = OtherPrograms(own_seconds)
         sleep(LOOK)
         share = other_programs.share()
         if share <= MAX_OTHERS_SHARE:
             return share
-        if time.monotonic() - began >= limit:
+        if time.monotonic() - start_seconds >= limit:
             raise busy_machine_error(share, f"after a wait of {limit:g} s")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError, InvalidInput
-from ..graph import Cluster, OpGraph, Placement
+from ..graph import Placement
 from ..graph.generators import homework
 from ..graph.units import plural
 from ..simulator import simulate
@@ -151,14 +151,11 @@ def _with_homework(grade: Grade, student: Mapping[str, object], answer: Mapping[
         return grade.remark(
             "`placement` is not answered" if answer.get("missing", True) else "`placement` is no placement"
         )
-    return _with_simulation(grade, graph, cluster, devices_of(devices, graph, cluster), order)
-
-
-def _with_simulation(grade: Grade, graph: OpGraph, cluster: Cluster, devices: list[int] | str, order: Any) -> Grade:
-    if isinstance(devices, str):
-        return grade.remark(f"`placement` cannot be used: {devices}")
+    device_of_op = devices_of(devices, graph, cluster)
+    if isinstance(device_of_op, str):
+        return grade.remark(f"`placement` cannot be used: {device_of_op}")
     try:
-        timeline = simulate(graph, cluster, Placement(device=np.array(devices), order=order))
+        timeline = simulate(graph, cluster, Placement(device=np.array(device_of_op), order=order))
     except (InvalidInput, TypeError, ValueError) as error:
         return grade.remark(f"`placement` cannot be used: {error}")
     if timeline.violations:

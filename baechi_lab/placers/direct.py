@@ -45,7 +45,7 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
     Raises the same errors as `bl.place`.
     """
     placer = make_placer(placer, **params)
-    began = working_seconds()
+    start_seconds = working_seconds()
     original = graph
     if getattr(placer, "objective", "latency") not in ("latency", "makespan"):
         graph = without_name_waits(graph)  # in a pipeline no name lives longer than its stage
@@ -77,7 +77,7 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
     return placement.replace(
         placer=placer.name,
         params=placer.get_params(),
-        seconds=working_seconds() - began,
+        seconds=working_seconds() - start_seconds,
         graph_key=original.key,
         group_of=original.group_of,
         source_key=original.source_key,

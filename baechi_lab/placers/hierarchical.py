@@ -229,7 +229,7 @@ class Hierarchical(TrainingParameters, Placer):
         if (why := packing_proof(graph, cluster)) is not None:
             raise InfeasiblePlacement(why, int(graph.persistent_bytes.sum()), cluster.memory_bytes.tolist())
         tensorflow()
-        began = time.perf_counter()
+        start_seconds = time.perf_counter()
         units = make_units(graph, cluster, self.vocabulary, self.outputs, self.neighbours)
         learns_groups = isinstance(self.grouping, str) and self.grouping == "learned"
         start = self._grouping(self.grouper_start, graph, cluster, units) if learns_groups else None
@@ -247,7 +247,7 @@ class Hierarchical(TrainingParameters, Placer):
             load(self.resume, trainer, belongs)
         while self.updates is None or trainer.updates < self.updates:
             trainer.update()
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start_seconds
             effort = (seconds, trainer.updates, trainer.samples)
             progress = PlannerProgress(*effort, trainer.history.reward[-1], trainer.best_seconds)
             stop = self.callback is not None and self.callback(progress) is True
@@ -257,7 +257,7 @@ class Hierarchical(TrainingParameters, Placer):
                 break
         if self.checkpoint is not None:
             save(self.checkpoint, trainer, belongs)
-        return self._best_placement(trainer, graph, cluster, time.perf_counter() - began)
+        return self._best_placement(trainer, graph, cluster, time.perf_counter() - start_seconds)
 
     def _best_placement(self, trainer: Trainer, graph: OpGraph, cluster: Cluster, seconds: float) -> Placement:
         if not np.isfinite(trainer.best_seconds):

@@ -436,13 +436,11 @@ class FittingChange:
     changed: str
 
 
-def find_fitting_change(
-    setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent
-) -> FittingChange | None:
+def find_fitting_change(setting: Setting, subject: Subject | None, memo: Memo) -> FittingChange | None:
     """Finds the smallest change that makes a setting fit: passes, then the placer, then more devices; None if none does."""
     for changed_field, changes in _fitting_changes(setting):
         try:
-            outcome = compute(setting.replace(**changes), subject, memo, report)
+            outcome = compute(setting.replace(**changes), subject, memo)
         except BaechiLabError:
             continue
         if outcome.timeline.feasible:

@@ -157,7 +157,7 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
         BaechiLabError: as the stages raise it.
         InvalidInput: the setting needs a given graph and there is none.
     """
-    began = time.perf_counter()
+    start_seconds = time.perf_counter()
     step, graph = source(setting, subject, memo, report)
     check_micro_batches(setting, graph)
     coarse = optimize_under(setting, graph, memo, report)
@@ -176,7 +176,7 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
     report("bounds", 0.95)
     limits = bounds_under(setting, graph, memo, placement)
     alone = memo.recall("one device", _alone, graph, setting.cluster, setting.pipeline)[0]
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start_seconds
     return Outcome(
         setting=setting,
         step=step,

@@ -153,9 +153,9 @@ def _bytes_of_bodies(trace: Trace, zero: float, graph: OpGraph) -> list[tuple[fl
 
 def _write_back_starts(trace: Trace, graph: OpGraph) -> dict[int, float]:
     """Returns op that reads offloaded state -> start of its write-back. The device keeps the value until then."""
-    began = dict(zip(trace.op.tolist(), trace.start_us.tolist(), strict=True))
+    start_us = dict(zip(trace.op.tolist(), trace.start_us.tolist(), strict=True))
     load_ops, store_ops = state_ops(graph), state_ops(graph, STORED)
-    return {op: began[store_ops[name]] for name, op in load_ops.items() if store_ops.get(name) in began}
+    return {op: start_us[store_ops[name]] for name, op in load_ops.items() if store_ops.get(name) in start_us}
 
 
 def _assignments(trace: Trace, graph: OpGraph) -> list[tuple[int, float, int]]:

@@ -45,7 +45,7 @@ class PipelineProof:
 
         self.params, self.graph, self.cluster, self.solver = params, graph, cluster, solver
         self.objective, self.group = objective, groups_of(graph)
-        self.began, self.stopped, self.us, self.bound = working_seconds(), False, np.inf, 0.0
+        self.start_seconds, self.stopped, self.us, self.bound = working_seconds(), False, np.inf, 0.0
         self.forbidden: list[list[int]] = []
         self.bound_of_forbidden = np.inf
         self.solves = 0
@@ -90,11 +90,11 @@ class PipelineProof:
         return self.us <= bound * (1 + CLOSE) + 1e-12
 
     def _remaining_seconds(self) -> float:
-        return self.params.time_limit - (working_seconds() - self.began)
+        return self.params.time_limit - (working_seconds() - self.start_seconds)
 
     def _stop(self) -> bool:
         if self.params.callback is not None and not self.stopped:
-            progress = ExactProgress(working_seconds() - self.began, self.us, self.bound)
+            progress = ExactProgress(working_seconds() - self.start_seconds, self.us, self.bound)
             self.stopped = self.params.callback(progress) is True
         return self.stopped
 

@@ -46,7 +46,7 @@ class Proof:
 
     def __init__(self, params: ProofLimits, graph: OpGraph, cluster: Cluster, solver: SolverProcess):
         self.params, self.graph, self.cluster, self.solver = params, graph, cluster, solver
-        self.began, self.stopped, self.interrupted = working_seconds(), False, False
+        self.start_seconds, self.stopped, self.interrupted = working_seconds(), False, False
         self.timeline: Any = None
         self.solves: list[str] = []
         self.bound = 0.0
@@ -124,13 +124,13 @@ class Proof:
         return self._within_bound(self.timeline.makespan_us)
 
     def _remaining_seconds(self) -> float:
-        return self.params.time_limit - (working_seconds() - self.began)
+        return self.params.time_limit - (working_seconds() - self.start_seconds)
 
     def _stop(self) -> bool:
         """Reports progress to the callback; returns True once the callback asked to stop."""
         if self.params.callback is not None and not self.stopped:
             makespan_us = np.inf if self.timeline is None else self.timeline.makespan_us
-            progress = ExactProgress(working_seconds() - self.began, makespan_us, self.bound)
+            progress = ExactProgress(working_seconds() - self.start_seconds, makespan_us, self.bound)
             self.stopped = self.params.callback(progress) is True
         return self.stopped
 

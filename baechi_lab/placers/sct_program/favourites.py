@@ -72,7 +72,7 @@ def greedy_favourites(graph: OpGraph, problem: SctProblem) -> Favourites:
     >>> greedy_favourites(graph, sct_problem(graph, Cluster.uniform(2))).child.tolist()
     [1, -1, -1]
     """
-    began = working_seconds()
+    start_seconds = working_seconds()
     child, parent = np.full(graph.n, -1, dtype=np.int32), np.full(graph.n, -1, dtype=np.int32)
     tail = heads_and_tails(graph, problem.compute)[1]
     behind = problem.transfer + problem.compute[problem.target] + tail[problem.target]
@@ -84,6 +84,6 @@ def greedy_favourites(graph: OpGraph, problem: SctProblem) -> Favourites:
         if child[i] < 0 and parent[j] < 0:
             child[i], parent[j], x[e] = j, i, 0.0
     solution = SctSolution(
-        x, objective_us=float("nan"), solver="greedy", rows=0, columns=0, seconds=working_seconds() - began
+        x, objective_us=float("nan"), solver="greedy", rows=0, columns=0, seconds=working_seconds() - start_seconds
     )
     return Favourites(child, parent, 0, solution)

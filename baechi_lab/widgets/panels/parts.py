@@ -54,13 +54,13 @@ def for_people(note: str) -> str:
     return KEYWORDS.sub("", note)
 
 
-def button(text: str, tooltip: str, call: Callable[[], object], width: str = "auto", style: str = "") -> Button:
+def button(text: str, tooltip: str, call: Callable[[], object], style: str = "") -> Button:
     """Makes a button with a tooltip; a click calls `call` without arguments."""
     widget = Button(
         description=text,
         tooltip=tooltip,
         button_style=style,
-        layout=ipywidgets.Layout(width=width, margin="1px 2px", flex="0 0 auto"),
+        layout=ipywidgets.Layout(width="auto", margin="1px 2px", flex="0 0 auto"),
     )
     widget.on_click(lambda _: call())
     return widget
