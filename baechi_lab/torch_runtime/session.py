@@ -190,7 +190,7 @@ class Session(Handler):
             return self.submit(state, op, run, args, kwargs)
         if state.gate is None:
             return self._learn(state, key, op, run, *resolve((args, kwargs)))
-        is_pinned = self._is_pinned(state, module, args, kwargs)
+        is_pinned = self._is_pinned(state, module)
         if is_pinned:
             self._settle(state)
         if op < 0:
@@ -213,7 +213,7 @@ class Session(Handler):
         finally:
             state.gate.submit(op)
 
-    def _is_pinned(self, state: ForwardState, module: nn.Module | None, args: Args, kwargs: Kwargs) -> bool:
+    def _is_pinned(self, state: ForwardState, module: nn.Module | None) -> bool:
         """Whether this call must run where the code has it."""
         if state.pinned_regions or ambient() != state.ambient_settings:
             return True

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import nn
 
 from ...errors import ExecutionError, InvalidInput
 from ...graph import Cluster, MemoryLog, Run, Timeline, Transfers
@@ -157,7 +155,10 @@ def run_pipeline(
         "cpu_seconds": tuple(r.cpu_seconds for r in reports),
     }
     if any(r.gradients for r in reports):
-        info["gradients"] = _gradients_by_name(reports, model, pipeline)
+        # A parameter with several names has its first one.
+        name_of = {id(p): name for name, p in model.named_parameters()}
+        first_names = {name: name_of[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+        info["gradients"] = {first_names[name]: values for r in reports for name, values in r.gradients.items()}
     measured_steps = np.arange(warmup, len(seconds))
     middle = int(measured_steps[np.argsort(seconds[measured_steps], kind="stable")[(len(measured_steps) - 1) // 2]])
     timeline = _build_timeline(
@@ -236,15 +237,6 @@ def _pickle_job(job: Job) -> bytes:
         raise InvalidInput(
             f"the step cannot be sent to its processes: {error}; define its layers, loss and optimizer in a module"
         ) from error
-
-
-def _gradients_by_name(
-    reports: list[Report], model: nn.Module, pipeline: PipelinedStep
-) -> dict[str, NDArray[np.float32]]:
-    """Returns parameter name -> its gradient after the first step."""
-    name_of = {id(p): name for name, p in model.named_parameters()}
-    first_names = {name: name_of[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
-    return {first_names[name]: values for r in reports for name, values in r.gradients.items()}
 
 
 def _build_timeline(

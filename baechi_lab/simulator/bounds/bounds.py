@@ -132,7 +132,7 @@ def bounds(
         {
             "critical-path": float((head + fastest + tail).max()),
             "work": work,
-            "restricted-work": max([work, *_restricted_work(graph, cluster, computing)]),
+            "restricted-work": max([work, *_restricted_work(cluster, computing)]),
             "group": _group(graph, computing, head, tail),
             "memory-cut": _memory_cut(graph, cluster, fastest, head, tail),
         }
@@ -172,7 +172,7 @@ def _work(table: Floats, speed: Floats) -> float:
     return max(float(np.min(table * w, axis=1).sum()) for w in weights)
 
 
-def _restricted_work(graph: OpGraph, cluster: Cluster, table: Floats) -> list[float]:
+def _restricted_work(cluster: Cluster, table: Floats) -> list[float]:
     """Returns the work bound of the ops that may run only on some devices, for each such set of devices."""
     mask = np.isfinite(table)
     if mask.all():
