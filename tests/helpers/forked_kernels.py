@@ -57,9 +57,10 @@ def fork_server(folder: Path, environment: dict[str, str]) -> Iterator[None]:
         server.wait()
 
 
-def _ask(address: str, connection_file: str) -> int:
+def _ask(address: str, connection_file: str, *options: str) -> int:
     """Has a kernel forked with this program's environment, folder and files; returns its exit code."""
-    request = {"connection_file": connection_file, "environment": dict(os.environ), "folder": os.getcwd()}
+    arguments = ["-f", connection_file, *options]
+    request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
         control.connect(address)
         signal.signal(signal.SIGINT, lambda *_: control.send(b"interrupt"))
@@ -112,7 +113,7 @@ def _serve(listener: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    IPKernelApp.launch_instance(["-f", request["connection_file"]])
+    IPKernelApp.launch_instance(request["arguments"])
 
 
 def _supervise(control: socket.socket, kernel: int) -> NoReturn:

@@ -74,6 +74,11 @@ class Lab:
         """Where JupyterLab opens a notebook of the folder."""
         return f"{self.url}/doc/tree/{self.path}{name}?token={self.token}"
 
+    @property
+    def data_folder(self) -> Path:
+        """The server's Jupyter data: as a `JUPYTER_PATH`, it gives other programs the server's forked kernels."""
+        return self.folder.parent / "data"
+
     def in_folder(self, name: str) -> Lab:
         """The same server with a folder below this one."""
         (self.folder / name).mkdir(exist_ok=True)
@@ -98,7 +103,7 @@ class Lab:
 
 def _environment(folder: Path) -> dict[str, str]:
     """Jupyter's configuration, data and runtime folders below `folder`; this checkout on the path."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER") or k == "JUPYTER_PATH"}
     return {
         **environment,
         "HOME": str(folder),

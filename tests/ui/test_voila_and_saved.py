@@ -27,6 +27,12 @@ bench
 ]
 
 
+@pytest.fixture(autouse=True)
+def _kernels_are_forked(server, monkeypatch):
+    """A kernel of a new program imports for seconds what the fork server of JupyterLab has imported."""
+    monkeypatch.setenv("JUPYTER_PATH", str(server.data_folder))
+
+
 def step_time(placer: str) -> str:
     """What the page must show."""
     graph, cluster = bl.generators.layered_dag(60, seed=4), bl.Cluster.uniform(3)
