@@ -393,6 +393,16 @@ def test_products_of_inputs_and_fused_ones():
     assert not any(name.startswith("k/backward") for name in by_name)
 
 
+def test_bug_a_batch_size_that_the_program_has_no_room_for_was_ignored():
+    assert bl.profile_program(two_layers(2), batch_size=2) == bl.profile_program(two_layers(2))
+    with pytest.raises(
+        InvalidInput, match=r"batch_size is 4; the program leaves no first dimension open for it.* sizes 2: leave"
+    ):
+        bl.profile_program(two_layers(2), batch_size=4)
+    with pytest.raises(InvalidInput, match="batch_size is 4"):
+        bl.profile_program(two_layers(), batch_size=4, sizes={"batch": 3})
+
+
 def test_open_dimensions_need_sizes():
     with pytest.raises(InvalidInput, match="input 'x' has the open dimension 'batch' at position 0; give batch_size"):
         bl.profile_program(two_layers())

@@ -41,7 +41,7 @@ def profile_program(
             the JSON of the program is read: its weights and sample inputs may be pickles, which could run any code.
         hardware: as in `bl.profile`.
         training: True adds a backward pass and updates (see `baechi_lab.profilers.programs.backward`).
-        batch_size: size of the first dimension of inputs, if the program leaves it open.
+        batch_size: size of the first dimension of inputs, which the program leaves open, or which has that size.
         sizes: other open dimensions by name.
         optimizer_states: tensors of a parameter's size that the optimizer keeps (SGD 0, momentum 1, Adam 2).
         precision, gradients: as in `bl.torch.profile`; by default the types of the program.

@@ -52,6 +52,7 @@ def infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str, 
     del sized_model.graph.sparse_initializer[:]
     constants = {t.name for t in sized_model.graph.initializer}
     size_of_label: dict[str, int] = {}
+    first_sizes: list[int] = []
     for value in sized_model.graph.input:
         if value.name in constants or not value.type.HasField("tensor_type"):
             continue
@@ -63,7 +64,8 @@ def infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str, 
                 description = f"input {value.name!r:.80}"
                 size_of_label[label] = size_of_open_dimension(label, description, k, batch_size, sizes)
             dim.dim_value = size_of_label[label]
-    check_sizes(sizes, size_of_label)
+        first_sizes += [dim.dim_value for dim in value.type.tensor_type.shape.dim[:1]]
+    check_sizes(sizes, size_of_label, batch_size, first_sizes)
     # Stored shapes of inner values may still name the open dimensions.
     del sized_model.graph.value_info[:]
     for value in sized_model.graph.output:

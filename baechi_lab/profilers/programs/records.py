@@ -197,10 +197,21 @@ def size_of_open_dimension(
     raise InvalidInput(f"{value} has the open dimension {label!r:.80} at position {position}; {how}")
 
 
-def check_sizes(sizes: Mapping[str, int], open_dimensions: Iterable[str]) -> None:
-    """Rejects a size for a dimension that the program does not leave open."""
+def check_sizes(
+    sizes: Mapping[str, int], open_dimensions: Iterable[str], batch_size: int | None, first_sizes: Iterable[int]
+) -> None:
+    """Rejects a size for a dimension that the program does not leave open, and a batch size that no first dimension has.
+
+    `first_sizes`: the sizes of first dimensions, after open ones are replaced.
+    """
     left_open = sorted(open_dimensions)
     for label in sizes:
         if label not in left_open:
             has = f"leaves open {', '.join(map(repr, left_open))}" if left_open else "leaves no dimension open"
             raise InvalidInput(f"sizes names {label!r:.80}; the program {has}")
+    if batch_size is not None and batch_size not in (known_sizes := sorted(set(first_sizes))):
+        has = ", ".join(map(str, known_sizes[:5])) or "none"
+        raise InvalidInput(
+            f"batch_size is {batch_size}; the program leaves no first dimension open for it, and first dimensions have the sizes "
+            f"{has}: leave batch_size out, or make the program with an open first dimension"
+        )

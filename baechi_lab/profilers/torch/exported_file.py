@@ -17,7 +17,7 @@ import torch
 
 from ...errors import FormatError, in_short
 from ...graph.formats.reading import MOST_FILE_BYTES, parse
-from ..programs.records import Program, check_sizes
+from ..programs.records import Program
 from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, without_gradients
 from .symbols import evaluate_size
 
@@ -95,7 +95,7 @@ def read_program(document: Any, name: str, open_sizes: OpenSizes, on_cpu: bool =
         program = _Reader(module["graph"], name, open_sizes, on_cpu).program(module["signature"])
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FormatError(f"the program is damaged: {type(error).__name__} at {str(error)!r:.80}") from error
-    check_sizes(open_sizes.sizes, open_sizes.size_of_symbol)
+    open_sizes.check()
     return program
 
 

@@ -13,7 +13,7 @@ import torch
 from ...graph.formats.reading import read_bytes, stem, with_file_name
 from ...torch_runtime.tree import map_tensors, tensors
 from ..precision import Precision
-from ..programs.records import Program, check_sizes
+from ..programs.records import Program
 from .exported_file import read_document, read_program
 from .fake_tensors import named_dtype
 from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, without_gradients
@@ -45,7 +45,7 @@ def program_of(
         parameters = {name: is_trained[name] for name in signature.inputs_to_parameters}
         output_nodes = (node for node in source.graph.nodes if node.op == "output")
         outputs = [reader.name_of(node) for end in output_nodes for node in end.all_input_nodes]
-        check_sizes(reader.open_sizes.sizes, reader.open_sizes.size_of_symbol)
+        reader.open_sizes.check()
         return reader.builder.program(parameters | dict.fromkeys(signature.inputs_to_buffers, False), outputs)
     document = with_file_name(source, lambda: read_document(read_bytes(source)))
     return with_file_name(source, lambda: read_program(document, stem(source), open_sizes, on_cpu))

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...torch_runtime.storage import storage_bytes, storage_key, tensor_bytes
 from ...torch_runtime.tree import Args, Kwargs, map_tensors, tensors
 from ...torch_steps.tracing import output_shapes
-from ..programs.records import CallWork, Program, ProgramOp, size_of_open_dimension
+from ..programs.records import CallWork, Program, ProgramOp, check_sizes, size_of_open_dimension
 from ..work import Kernel
 from .fake_tensors import use_fused_kernels
 from .memory import temporary_peak
@@ -190,11 +190,13 @@ class OpenSizes:
     def __init__(self, batch_size: int | None, sizes: Mapping[str, int], float_type: torch.dtype | None = None):
         self.batch_size, self.sizes, self.float_type = batch_size, dict(sizes), float_type
         self.size_of_symbol: dict[str, int] = {}
+        self.first_sizes: set[int] = set()
 
     def meta(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns a tensor without data."""
         if self.float_type is not None and dtype.is_floating_point and dtype.itemsize > 1:
             dtype = self.float_type
+        self.first_sizes.update(shape[:1])
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
     def of(self, size: object, value: str, position: int) -> int:
@@ -213,6 +215,10 @@ class OpenSizes:
             size = size_of_open_dimension(label, description, position, self.batch_size, self.sizes)
             self.size_of_symbol[label] = size
         return self.size_of_symbol[label]
+
+    def check(self) -> None:
+        """Raises `InvalidInput` for a size that the program has no dimension for."""
+        check_sizes(self.sizes, self.size_of_symbol, self.batch_size, self.first_sizes)
 
 
 def innermost(stack: object) -> str:
