@@ -1,9 +1,13 @@
 """The second process compiles what the first does not, and ends with it."""
 
+import importlib
 import os
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,18 +105,52 @@ def test_one_process_of_a_program_compiles_for_advice_and_ends_by_itself(process
     assert len(processes) == 1
 
 
-def test_a_second_compiler_skips_what_another_process_compiles(tmp_path, monkeypatch):
+def test_a_second_compiler_skips_what_another_process_compiles(tmp_path):
     import fcntl
 
     path = tmp_path / "kernel.lock"
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        monkeypatch.setattr(jit, "_is_second_compiler", True)
-        with pytest.raises(BlockingIOError), jit.holding_lock(path):
+        with pytest.raises(BlockingIOError), jit.holding_lock(path, waits=False):
             pass
-    with jit.holding_lock(path):  # the other process has finished
-        pass
+    for waits in (False, True):
+        with jit.holding_lock(path, waits):  # the other process has finished
+            pass
     assert issubclass(BlockingIOError, jit.SKIPPED_ERRORS)
+
+
+def test_bug_no_thread_compiled_while_one_waited_for_another_process(tmp_path, monkeypatch):
+    """A thread waits for the first kernel, which another process compiles; meanwhile the second one is compiled."""
+    import fcntl
+
+    (tmp_path / "two_kernels.py").write_text(
+        "from baechi_lab.graph.kernels.jit import njit\n"
+        "@njit(cache=True)\ndef first(x): return x + 1\n"
+        "@njit(cache=True)\ndef second(x): return x + 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    kernels = importlib.import_module("two_kernels")
+    path = Path(kernels.first._cache._cache_file._index_path).with_suffix(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results, asked_for_lock = [], threading.Event()
+
+    def flock(file, operation):
+        asked_for_lock.set()
+        fcntl.flock(file, operation)
+
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        names = {"LOCK_EX": fcntl.LOCK_EX, "LOCK_NB": fcntl.LOCK_NB, "flock": flock}
+        monkeypatch.setattr(jit, "_files", SimpleNamespace(**names))
+        waiting_thread = threading.Thread(target=lambda: results.append(kernels.first(1)))
+        waiting_thread.start()
+        assert asked_for_lock.wait(60)
+        compiling_thread = threading.Thread(target=lambda: results.append(kernels.second(1)))
+        compiling_thread.start()
+        compiling_thread.join(60)
+        assert results == [3]
+    waiting_thread.join(60)
+    assert results == [3, 2]
 
 
 @pytest.mark.slow

@@ -233,7 +233,8 @@ def _compiled_by_one(kernel: Any) -> Any:
     """Makes one of several processes compile a kernel that all need; the others wait and read the cache.
 
     A process holds a kernel's lock while it compiles those that it calls. No two kernels call each other, so nobody waits
-    in a circle; within a process numba's own lock comes first.
+    in a circle; within a process numba's own lock comes first. Another thread has numba's lock, and compiles other kernels,
+    while a thread that compiles no caller waits for another process.
     """
     index: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if _files is None or not hasattr(index, "_index_path"):
@@ -241,15 +242,22 @@ def _compiled_by_one(kernel: Any) -> Any:
     compile_it = kernel.compile
 
     def compile_alone(signature: object) -> object:
-        with (
-            _compiler_lock,
-            holding_lock(Path(index._index_path).with_suffix(".lock")),
-            in_existing_folder(),
-            without_garbage_collection(),
-            same_warning_filters(),
-            _making_libraries_of_called(kernel),
-        ):
-            return compile_it(signature)
+        path = Path(index._index_path).with_suffix(".lock")
+        while True:
+            with _compiler_lock, contextlib.ExitStack() as stack:
+                has_caller = bool(_locked_paths)  # which this thread compiles, as it has numba's lock
+                try:
+                    stack.enter_context(holding_lock(path, waits=has_caller and not _is_second_compiler))
+                except BlockingIOError:
+                    if _is_second_compiler:
+                        raise
+                else:
+                    stack.enter_context(in_existing_folder())
+                    stack.enter_context(without_garbage_collection())
+                    stack.enter_context(same_warning_filters())
+                    stack.enter_context(_making_libraries_of_called(kernel))
+                    return compile_it(signature)
+            _wait_for_lock(path)
 
     kernel.compile = compile_alone
     return kernel
@@ -277,8 +285,12 @@ _locked_paths: set[Path] = set()
 
 
 @contextlib.contextmanager
-def holding_lock(path: Path) -> Iterator[None]:
-    """Holds a file's lock, which the system releases if the process ends. Holds none if the file cannot be written."""
+def holding_lock(path: Path, waits: bool) -> Iterator[None]:
+    """Holds a file's lock, which the system releases if the process ends. Holds none if the file cannot be written.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and this one does not wait.
+    """
     if path in _locked_paths:  # a kernel that calls itself
         yield
         return
@@ -286,13 +298,20 @@ def holding_lock(path: Path) -> Iterator[None]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(path.open("ab"))
-            _files.flock(file, _files.LOCK_EX | (_files.LOCK_NB if _is_second_compiler else 0))
-        except OSError as error:
-            if _is_second_compiler and isinstance(error, BlockingIOError):
+            _files.flock(file, _files.LOCK_EX | (0 if waits else _files.LOCK_NB))
+        except BlockingIOError:
+            if not waits:
                 raise
+        except OSError:
+            pass
         _locked_paths.add(path)
         stack.callback(_locked_paths.discard, path)
         yield
+
+
+def _wait_for_lock(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("ab") as file:
+        _files.flock(file, _files.LOCK_EX)
 
 
 if HAS_NUMBA:
