@@ -648,6 +648,7 @@ def test_sweep_of_a_graph_file_resumes(call, graph_file, tmp_path):
         (["--batch-size", "4"], "--batch-size is for benchmark models"),
         (["--hardware", "a1000"], "unknown hardware 'a1000'; did you mean 'a100'"),
         (["-o", "rows.xlsx"], "rows.xlsx: the name must end in .sqlite or .sqlite3 or .db"),
+        (["-o", ""], "sweep: '': the name must end in .sqlite"),
     ],
 )
 def test_bad_sweeps_are_rejected(call, graph_file, arguments, text):

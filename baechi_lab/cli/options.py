@@ -348,7 +348,7 @@ def graph_from(path: str) -> OpGraph:
 def check_output(path: str | None, suffixes: tuple[str, ...]) -> None:
     """Raises `FormatError` for a wrong output name before the work starts."""
     if path is not None and not path.endswith(suffixes):
-        raise FormatError(f"{path}: the name must end in {' or '.join(suffixes)}")
+        raise FormatError(f"{path or repr(path)}: the name must end in {' or '.join(suffixes)}")
 
 
 def check_apart(inputs: Sequence[str | None], outputs: Sequence[str | None]) -> None:

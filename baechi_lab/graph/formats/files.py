@@ -145,7 +145,7 @@ def save(record: Record, path: PathLike) -> None:
     """Writes a graph, cluster, placement or timeline to a `.json` or `.json.gz` file."""
     name = name_of(path)
     if not name.endswith((".json", ".json.gz")):
-        raise FormatError(f"{name}: the name must end in .json or .json.gz")
+        raise FormatError(f"{name or repr(name)}: the name must end in .json or .json.gz")
     data = encode(to_document(record))
     write_atomically(path, gzip_bytes(data) if name.endswith(".gz") else data)
 
