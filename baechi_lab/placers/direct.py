@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InfeasiblePlacement
+from ..errors import InfeasiblePlacement, MissingPackage
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.compiling import working_seconds
 from ..passes.named_tensors import without_name_waits
@@ -19,6 +20,7 @@ from .memory.adjusted_limits import (
     place_with_larger_limits,
     place_with_smaller_limits,
 )
+from .memory.feasible import without_repairs
 from .memory.packing import infeasible_placement, packing_proof
 from .problem import memory_may_run_out
 from .registry import make_placer
@@ -165,9 +167,16 @@ def _retry_with_buffer_reuse(
     placement = None
     if getattr(placer, "objective", "latency") in ("latency", "makespan") and graph.reuse.any():  # type: ignore[union-attr]
         placement = fastest_of_all_placements(graph, cluster) if placer.name in EXHAUSTIVE_PLACERS else None
-        placement = placement or place_with_larger_limits(graph, cluster, placer.assign)
-        if placement is None and placer.name in REPAIRED_PLACERS:
+        is_repaired = placer.name in REPAIRED_PLACERS
+        placement = placement or place_with_larger_limits(graph, cluster, placer.assign, takes_long=not is_repaired)
+        if placement is None and is_repaired:
             placement = fastest_of_all_placements(graph, cluster)
+        if placement is None and (is_repaired or placer.name in EXHAUSTIVE_PLACERS):
+            # Cuts with few bytes between devices hold few copies of what others send.
+            with suppress(MissingPackage), without_repairs():
+                placement = place_with_larger_limits(graph, cluster, make_placer("metis").assign)
+        if placement is None and placer.name in EXHAUSTIVE_PLACERS:
+            placement = place_with_larger_limits(graph, cluster, make_placer("m-etf").assign)
     if placement is not None:
         return placement
     message = f"{refusal}; no proof: every output was given bytes of its own, although some lie in the memory of others"
