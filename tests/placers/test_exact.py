@@ -92,7 +92,8 @@ def test_the_optimum_is_that_of_brute_force(seed):
         assert not check(graph, cluster, placement, simulate(graph, cluster, placement))
 
 
-@pytest.mark.parametrize("seed", fast(range(6), 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_equals_brute_force_where_times_are_rounded(seed):
     """Times that no scale makes whole: the bound is never above the optimum, and close enough to prove it."""
     graph = generators.random_dag(
@@ -264,7 +265,7 @@ def test_the_callback_hears_of_progress_and_stops_the_proof():
 
 
 @pytest.mark.parametrize(
-    "ending", fast(["sys.exit(9)", "print('{\"status\": ', end='', flush=True); os.kill(os.getpid(), 9)"], 1)
+    "ending", ["sys.exit(9)", "print('{\"status\": ', end='', flush=True); os.kill(os.getpid(), 9)"]
 )
 def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
     code = f"import os, sys; sys.stdin.read(1); {ending}"

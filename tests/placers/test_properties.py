@@ -12,6 +12,7 @@ from baechi_lab.placers.registry import placer_class, placer_names
 
 PLACERS = placer_names()
 SLOW_PLACERS = ("auto", "metis", "post-adjusted", "search")
+PARTITIONERS = ("batch-split", "critical-path", "dfs", "hash", "heft", "mite")  # test_partitioners.py has a fast test
 LIMITED = [name for name in PLACERS if placer_class(name).uses_memory]
 # A count of updates instead of seconds, and small networks: what is learned does not matter here.
 LEARNED = {
@@ -92,7 +93,7 @@ def test_placements_with_ample_memory_are_valid_and_repeat(placer):
     checked_on_random_cases(placer, 25, check)
 
 
-@pytest.mark.parametrize("placer", slow(LIMITED, "exact", *SLOW_PLACERS))
+@pytest.mark.parametrize("placer", slow(LIMITED, "exact", *SLOW_PLACERS, *PARTITIONERS))
 def test_under_tight_memory_valid_or_infeasible(placer):
     params = PARAMETERS.get(placer, {})
 
