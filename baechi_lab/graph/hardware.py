@@ -96,6 +96,10 @@ class Hardware(Params):
         power_w: power limit of the board in watts; 0 without a generation, so that it does not hold products back.
         workspace_bytes: what libraries hold on the device besides tensors while a PyTorch step runs, a part of every peak.
         float64_share: FLOP/s of float64 matrix products and convolutions per `peak_flops`.
+        inline_ecc: True for boards of GDDR6 memory that keep the error correction code of their data in the same memory, as those
+            for servers do. Reading and writing it takes bandwidth: with LLaMA 2 7B, an RTX 6000 Ada reads 0.70 of its data
+            sheet's bytes per second, an RTX 4090 0.80 (llama.cpp). No board of Turing is marked: its constants come from a
+            T4, which has it.
 
     >>> Hardware.named("v100").bandwidth, Hardware.named("RTX 4090").name
     (900000000000.0, 'rtx4090')
@@ -125,6 +129,7 @@ class Hardware(Params):
     float32_units: int = 128
     workspace_bytes: int = 0
     float64_share: float = 1.0
+    inline_ecc: bool = False
 
     def validate(self) -> None:
         """Raises `InvalidInput` for a number that is out of range, or missing although the generation's constants need it."""
@@ -308,6 +313,7 @@ def _read_table() -> dict[str, Hardware]:
             launches_hidden=bool(row["generation"]),
             workspace_bytes=_WORKSPACE_BYTES.get(row["generation"], 0),
             float64_share=FLOAT64_SHARES.get(row["name"], FLOAT64_SHARES[row["generation"]]),
+            inline_ecc=row["inline_ecc"] == "1",
         )
         for row in csv.DictReader(lines)
     }

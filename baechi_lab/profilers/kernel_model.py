@@ -72,15 +72,23 @@ LONG_ROW = 4096
 NEAR_BYTES, FAR_BYTES = 2**27, 2**31
 """Bytes of a product's operands up to which long rows slow nothing down, and from which on they do so fully: the addresses of
 more pages than these have do not stay in the tables that translate them."""
-SPLITS = (1, 2, 4, 8, 16)
-"""Into how many parts the summed dimension may be split."""
-CONVOLUTION_SPLITS = (*SPLITS, 32, 64, 128, 256)
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+"""Into how many parts the summed dimension of a product of float32 numbers may be split."""
+MATRIX_UNIT_SPLITS = 16
+"""The most parts on matrix units."""
+CONVOLUTION_SPLITS = (*SPLITS, 128, 256)
 """The same for convolutions."""
 SHORTEST_SPLIT = 64
 """Elements that a part of a split dimension takes the time of, at least."""
+HOPPER_SHORTEST_SPLIT = 4096
+"""The same of products of float32 numbers on Hopper and later. On an H200, 32 rows by 4096 x 4096 numbers take as long as a tile
+that sums all 4096, and gradients of 256 x 256 weights, which sum 65,536, take as long as in 16 parts."""
 NARROW_TILE = 32
 """Fewest columns of a tile of a convolution, whose tiles are not wider than it has filters before Hopper: single convolutions of
 DeepBench on P100, GTX 1080 Ti, V100 and T4. On an H200, those of few filters take as long as whole tiles."""
+NARROW_SHARE = 0.75
+"""Share of the rate of other products of float32 numbers that those in tiles narrower than their generation's reach, before
+Hopper: 52 products of up to 32 rows (DeepBench) on V100 and T4. Those on P100 and GTX 1080 Ti were not fitted."""
 WINOGRAD_TILE = 32
 """Rows and columns of a block's tile in Winograd's algorithm."""
 FILTER_PASSES = 8.0
@@ -121,6 +129,9 @@ so in any precision."""
 PRODUCT_BANDWIDTH_SHARE = 0.8
 """Share of the bandwidth of other kernels that products in TF32 reach: tiles are written when they are complete. Measured on an
 H200."""
+INLINE_ECC_SHARE = 0.9
+"""Share of the bandwidth that boards with `Hardware.inline_ecc` reach: element-wise kernels on an L4 reach 0.787 of the data
+sheet's, where those of Ampere, whose multiprocessors Ada resembles, reach 0.874."""
 WHOLE_RATIOS = {"turing": 8.0, "rtx-ampere": 4.0, "ada": 4.0, "rtx-blackwell": 4.0, "hopper": 14.8}
 """Generation -> FLOPs in half precision per FLOP in float32, by data sheets, of boards whose matrix units are whole. Boards of
 games, the A10G, L40 and H20 have a half of that, or less."""
@@ -133,6 +144,9 @@ FEW_CHANNELS_SHARES = {"volta": 0.2, "turing": 0.2, "hopper": 0.08, "blackwell":
 bytes: single convolutions of DeepBench on V100 and T4, and of an H200."""
 OTHER_FEW_CHANNELS_SHARE = 0.4
 """The same of other generations: ResNet-18 and 50 on RTX 3090 and RTX 4090 (benchmarks of timm)."""
+LONG_WINDOW, LONG_WINDOW_SHARE, HALF_LONG_WINDOW_SHARE = 64, 0.2, 0.1
+"""Positions of a filter from which on convolutions of groups of channels run without matrix units, and the shares of the peak of
+float32 that they reach in TF32 and in 16 bits: windows of 128 positions in 16 groups (wav2vec 2.0) on an H200."""
 FEW_CHANNELS_FP32_SHARE = 0.65
 """Share of what other convolutions of float32 numbers reach that those of few channels do, on Hopper and later. Measured on an
 H200."""
@@ -248,15 +262,25 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     if not is_recent:
         filters = 2 ** np.ceil(np.log2(np.maximum(work.products.columns, NARROW_TILE)))
         tile_columns = np.where(work.convolution[owner], np.minimum(filters, tile_columns), tile_columns)
-    splits = np.where(
-        work.convolution[owner], CONVOLUTION_SPLITS[-1], np.where(work.products.count == 1, SPLITS[-1], 1)
-    )
     full, is_double = full_precision[owner], work.precision[owner] == FP64
+    is_single = (work.products.count == 1) & ~work.convolution[owner]
+    splits = np.where(is_single, np.where(full, SPLITS[-1], MATRIX_UNIT_SPLITS), 1)
+    splits = np.where(work.convolution[owner], CONVOLUTION_SPLITS[-1], splits)
+    tile_rows = np.full(len(owner), float(constants.tile_rows))
+    narrows = is_single & full & (not is_recent)
+    tile_rows = np.where(narrows, _narrow_side(work.products.rows, constants.tile_rows), tile_rows)
+    tile_columns = np.where(narrows, _narrow_side(work.products.columns, constants.tile_columns), tile_columns)
+    is_narrow = narrows & (tile_rows * tile_columns < constants.tile_rows * constants.tile_columns)
     few_channels_of_product = _has_few_channels(work.products)
     makes_slowly = work.products.makes_filters & (not is_recent)
     makes_slowly &= few_channels_of_product | ((work.products.window == 1) & full)
     product_rates = rates[owner] * np.where(makes_slowly, POINT_FILTERS_SHARE, 1.0)
+    product_rates *= np.where(is_narrow, NARROW_SHARE, 1.0)
     product_rates *= np.where(work.products.has_gaps & full, GAPS_SHARE, 1.0)
+    has_long_windows = (work.products.count > 1) & (work.products.window >= LONG_WINDOW) & ~full
+    long_window_share = np.where(work.precision[owner] == TF32, LONG_WINDOW_SHARE, HALF_LONG_WINDOW_SHARE)
+    long_window_rates = np.minimum(product_rates, long_window_share * hardware.peak_flops)
+    product_rates = np.where(has_long_windows, long_window_rates, product_rates)
     product_rates *= np.where(work.products.of_volume & (work.layout_bytes[owner] > 0), VOLUME_SHARE, 1.0)
     product_us = _products_us(
         _with_padded_channels(work.products, work.precision[owner], full),
@@ -267,8 +291,9 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         splits,
         hardware,
         constants,
-        constants.tile_rows,
+        tile_rows,
         tile_columns,
+        np.where(is_single & full & is_recent, HOPPER_SHORTEST_SPLIT, SHORTEST_SPLIT),
     )
     winograd_products = work.winograd.owner
     if len(winograd_products) and not is_recent:
@@ -283,8 +308,9 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
             no_splits,
             hardware,
             constants,
-            WINOGRAD_TILE,
             np.full(len(kernels), WINOGRAD_TILE),
+            np.full(len(kernels), WINOGRAD_TILE),
+            np.full(len(kernels), SHORTEST_SPLIT),
         )
         channels = np.where(work.products.makes_filters[winograd_products], work.winograd.rows, work.winograd.inner)
         filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * channels
@@ -304,6 +330,11 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
 def _has_few_channels(products: Products) -> Booleans:
     """Returns which products are of convolutions of images with few channels. Groups of few channels have other kernels."""
     return (products.count == 1) & (products.channels > 0) & (products.channels <= FEW_CHANNELS)
+
+
+def _narrow_side(numbers: Floats, side: int) -> Floats:
+    """Returns the side of a tile of a product that has so many numbers in that direction."""
+    return np.minimum(2 ** np.ceil(np.log2(np.maximum(numbers, NARROW_TILE))), side)
 
 
 def _with_padded_channels(products: Products, precision: NDArray[np.int64], full_precision: Booleans) -> Products:
@@ -355,8 +386,9 @@ def _products_us(
     most_splits: Floats,
     hardware: Hardware,
     constants: Generation,
-    tile_rows: int,
+    tile_rows: Floats,
     tile_columns: Floats,
+    shortest_part: Floats,
 ) -> NDArray[np.float64]:
     """Returns the time of every product, by tiles, waves and power.
 
@@ -373,10 +405,12 @@ def _products_us(
     float32_rate = hardware.product_flops("fp32") * constants.product_share
     tile_us = constants.tile_us * area_share * np.where(full_precision, 1.0, np.minimum(float32_rate / rates, 1.0))
     best = np.full(len(tiles), np.inf)
+    part_bytes = 2 * NUMBER_BYTES * products.count * products.rows * products.columns * has_long_rows
     for splits in CONVOLUTION_SPLITS:
-        inner = products.inner if splits == 1 else np.maximum(np.ceil(products.inner / splits), SHORTEST_SPLIT)
+        inner = products.inner if splits == 1 else np.maximum(np.ceil(products.inner / splits), shortest_part)
         waves = np.ceil(tiles * splits / hardware.multiprocessors)
         us = waves * (2.0 * tile_rows * tile_columns * inner * flop_us + tile_us)
+        us += (splits > 1) * splits * 1e6 * part_bytes / hardware.bandwidth
         best = np.where((splits <= most_splits) & (us < best), us, best)
     flops = 2.0 * tiles * tile_rows * tile_columns * products.inner
     if hardware.power_w:
@@ -388,7 +422,8 @@ def _products_us(
 
 def _bandwidth(hardware: Hardware, constants: Generation) -> float:
     """Returns the bytes/s that kernels reach."""
-    return hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share
+    ecc_share = INLINE_ECC_SHARE if hardware.inline_ecc else 1.0
+    return hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share * ecc_share
 
 
 def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[Floats, Floats]:

@@ -2,9 +2,10 @@
 
     python -m studies.kernels.images data/training --store studies/results/kernel_images.json
 
-Residual networks on images of 224 x 224, some with groups of channels or squeeze and excitation, and the U-Nets of nnU-Net on
-images of 192 x 160 and on volumes of 128 x 128 x 128. A prediction is the sum of all kernels. It lacks reading the data, the
-update, and nnU-Net's Dice loss. No constant of the kernel model was fitted to these rows.
+Residual networks, some with groups of channels or squeeze and excitation, and VGG-16, on images of 224 x 224 or 288 x 288, and
+the U-Nets of nnU-Net on images of 192 x 160 and on volumes of 128 x 128 x 128.
+A prediction is the sum of all kernels. It lacks reading the data, the update, and nnU-Net's Dice loss. No constant of the
+kernel model was fitted to these rows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LEVELS, NARROWEST, WIDEST = 6, 32, {2: 512, 3: 320}
 
 
 class ImageRun(NamedTuple):
-    """A measured run on a device: samples in a step, and images or volumes per second."""
+    """A measured run on a device: samples in a step, images or volumes per second, pixels of an image's side (0: nnU-Net's)."""
 
     source: str
     device: str
@@ -45,6 +46,7 @@ class ImageRun(NamedTuple):
     channels_last: int
     batch: int
     per_second: float
+    image: int
 
 
 class Bottleneck(nn.Module):
@@ -136,11 +138,32 @@ class WithLoss(nn.Module):
         return F.cross_entropy(self.model(x), labels)
 
 
-def model_and_input(name: str, batch: int) -> tuple[nn.Module, torch.Tensor]:
+def vgg_network() -> nn.Module:
+    """Returns VGG-16."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for depth, filters in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
+        for _ in range(depth):
+            layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = filters
+        layers.append(nn.MaxPool2d(2))
+    hidden = 4096
+    head = (
+        nn.Linear(channels * 7 * 7, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, CLASSES),
+    )
+    return nn.Sequential(*layers, nn.Flatten(), *head)
+
+
+def model_and_input(name: str, batch: int, image: int) -> tuple[nn.Module, torch.Tensor]:
     """Returns a model without weights, and a batch of its input."""
     sizes = {
         "resnet-50": ((3, 4, 6, 3),),
         "resnet-101": ((3, 4, 23, 3),),
+        "wide-resnet-50": ((3, 4, 6, 3), 1, 128),
         "resnext-50-32x4d": ((3, 4, 6, 3), 32, 4),
         "resnext-101-32x4d": ((3, 4, 23, 3), 32, 4),
         "resnext-101-32x8d": ((3, 4, 23, 3), 32, 8),
@@ -151,13 +174,16 @@ def model_and_input(name: str, batch: int) -> tuple[nn.Module, torch.Tensor]:
             return UNet(2), torch.empty(batch, CHANNELS, 192, 160)
         if name == "nnunet-3d":
             return UNet(3), torch.empty(batch, CHANNELS, 128, 128, 128)
-        return residual_network(*sizes[name]), torch.empty(batch, 3, 224, 224)  # type: ignore[arg-type]
+        model = vgg_network() if name == "vgg-16" else residual_network(*sizes[name])  # type: ignore[arg-type]
+        return model, torch.empty(batch, 3, image, image)
 
 
 @cache
-def estimate_of(name: str, phase: str, precision: str, channels_last: int, batch: int) -> LayerEstimate:
+def estimate_of(
+    name: str, phase: str, precision: str, channels_last: int, batch: int, image: int = 224
+) -> LayerEstimate:
     """Returns the work of a run, whatever its device."""
-    model, x = model_and_input(name, batch)
+    model, x = model_and_input(name, batch, image)
     if channels_last:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if phase == "inference":
@@ -175,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows = []
     for run in read_records(options.data / "images.csv", ImageRun):
-        estimate = estimate_of(run.model, run.phase, run.precision, run.channels_last, run.batch)
+        estimate = estimate_of(run.model, run.phase, run.precision, run.channels_last, run.batch, run.image)
         us = sum(float(kernel_us.sum()) for kernel_us in estimate.microseconds(Hardware.named(run.device)))
         rows.append({**run._asdict(), "error": round(us * run.per_second / (1e6 * run.batch) - 1, 4)})
         print(*rows[-1].values(), flush=True)

@@ -34,11 +34,12 @@ FITTED_ON = {
 }
 """Generation -> the devices whose rows its constants come from."""
 FIXED = {
+    "hopper": ("tile",),
     "turing": ("product_share",),
-    "ada": ("tile", "tile_us", "product_share", "long_row_ps", "cached_bytes_per_flop"),
+    "ada": ("tile", "tile_us", "product_share", "long_row_ps", "cached_bytes_per_flop", "bandwidth_share"),
 }
 """Constants that a generation's rows do not tell apart from others, so that they are a neighbour's: of Turing, whose T4 its power
-limit holds back, that of Volta; of Ada, which has few rows, those of Ampere."""
+limit holds back, that of Volta; of Ada, which has few rows, those of Ampere; of Hopper, that of products on an H200."""
 HELD_OUT = {
     "p100": ("p4",),
     "p4": ("p100",),

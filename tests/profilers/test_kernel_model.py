@@ -50,9 +50,94 @@ def test_one_wave_and_one_more_tile():
 
 def test_a_single_product_splits_its_summed_dimension():
     """One tile of 256 in four parts of 64: each multiprocessor takes one. A batched product does not split."""
-    quarter_us = 2 * 64 * 64 * 64 / 1e6 + 2
-    assert product_us(Product(1, 64, 64, 256)) == pytest.approx(quarter_us)
+    parts_us = 4 * 2 * 4 * 64 * 64 / 1e6
+    assert product_us(Product(1, 64, 64, 256)) == pytest.approx(2 * 64 * 64 * 64 / 1e6 + 2 + parts_us)
     assert product_us(Product(2, 64, 64, 256)) == pytest.approx(2 * 64 * 64 * 256 / 1e6 + 2)
+
+
+def test_parts_of_a_split_dimension_are_written_and_added():
+    """Sixteen tiles of 4096 on 64 multiprocessors in four parts: numbers of 4 bytes of each part are written and read."""
+    device = replace(DEVICE, multiprocessors=64, peak_flops=64e12, matmul_flops=64e12, power_w=0.0)
+    parts_us = 4 * 2 * 4 * 256 * 256 / 1e6
+    assert product_us(Product(1, 256, 256, 4096), device=device) == pytest.approx(
+        2 * 64 * 64 * 1024 / 1e6 + 2 + parts_us
+    )
+
+
+def test_products_of_few_rows_have_narrow_tiles():
+    """Up to 32 rows: tiles of 32 x 64, which reach 0.75 of the rate of others; batched products have whole ones."""
+    narrow_us = 2 * 32 * 64 * 64 / (0.75 * 1e6) + 1
+    assert product_us(Product(1, 20, 256, 64)) == product_us(Product(1, 32, 256, 64)) == pytest.approx(narrow_us)
+    assert product_us(Product(1, 33, 256, 64)) == pytest.approx(2 * 64 * 64 * 64 / 1e6 + 2)
+    assert product_us(Product(4, 20, 64, 64)) == pytest.approx(2 * 64 * 64 * 64 / 1e6 + 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "shape", "measured_us"),
+    [
+        ("v100", (32, 4096, 4096), 110),  # 45 % too long
+        ("v100", (16, 8448, 2816), 133),  # 66 % too long
+        ("gtx1080ti", (32, 4096, 4096), 186),  # 44 % too long
+        ("t4", (32, 4096, 4096), 345),  # 61 % too long
+        ("h200", (32, 4096, 4096), 98.7),  # 55 % too short
+        ("h200", (64, 1024, 1024), 23.4),  # 70 % too short
+        ("h200", (128, 11008, 4096), 284),  # 15 % too short
+    ],
+)
+def test_bug_products_of_few_rows_were_far_off_in_float32(device, shape, measured_us):
+    """DeepBench and layers of an H200: tiles were never narrow, and products on Hopper were split into short parts."""
+    rows, columns, inner = shape
+    product = Product(1, rows, columns, inner)
+    moved_bytes = 4.0 * (rows * inner + inner * columns + rows * columns)
+    kernel = Kernel(product.flops, moved_bytes, matrix=True, products=(product,))
+    us = estimated_us(work_of(1, [(0, kernel)]), Hardware.named(device), follows=True)[0]
+    assert us == pytest.approx(measured_us, rel=0.25)
+
+
+def test_long_sums_are_split_on_hopper_too():
+    """The gradient of 256 x 256 weights from 65,536 rows: 16 tiles in 16 parts of 4096 run in two waves."""
+    h200 = Hardware.named("h200")
+    product = Product(1, 256, 256, 65_536)
+    us = float(estimated_us(work_of(1, [(0, Kernel(product.flops, matrix=True, products=(product,)))]), h200)[0])
+    rate = generation_named("hopper").product_share * h200.peak_flops / h200.multiprocessors
+    assert us == pytest.approx(2e6 * 2 * 64 * 64 * 4096 / rate, rel=0.2)
+
+
+def test_bug_a_t4_held_its_rate_in_float16():
+    """8448 x 2816 by 2816 x 48,000 took 62.2 ms (DeepBench): 70 W do not hold 74 % of the peak. It was 22 % too short."""
+    product = Product(1, 48_000, 8448, 2816)
+    kernel = Kernel(product.flops, 2.0 * 48_000 * (8448 + 2816), "fp16", matrix=True, products=(product,))
+    assert kernel_us(kernel, Hardware.named("t4")) == pytest.approx(62_200, rel=0.08)
+    assert kernel_us(kernel, Hardware.named("quadro-rtx-8000")) == pytest.approx(
+        1e6 * product.flops / (0.74 * 130.5e12), rel=0.05
+    )
+
+
+def test_error_correction_in_the_same_memory_takes_a_tenth_of_the_bandwidth():
+    """An L4 has it, a GeForce RTX 4090 does not: its kernels were estimated to reach no more than those of an L4."""
+    copy = work_of(1, [(0, Kernel(moved_bytes=1e9))])
+    boards = {name: Hardware.named(name) for name in ("l4", "rtx4090")}
+    shares = {
+        name: 1e15 / estimated_us(copy, board, follows=True)[0] / board.bandwidth for name, board in boards.items()
+    }
+    assert shares["l4"] == pytest.approx(0.9 * shares["rtx4090"], rel=0.01)
+    assert shares["rtx4090"] == pytest.approx(0.874, abs=0.01)
+    names = {name for name, hardware in HARDWARE.items() if hardware.inline_ecc}
+    assert names == {"a10", "a10g", "a40", "l4", "l40", "l40s", "rtx-6000-ada"}
+
+
+def test_bug_long_windows_of_groups_ran_on_matrix_units():
+    """Windows of 128 positions in 16 groups (wav2vec 2.0): a tenth of the float32 peak of an H200 in 16 bits, a fifth in TF32."""
+    h200 = Hardware.named("h200")
+    for precision, share in (("bf16", 0.1), ("tf32", 0.2)):
+        products = convolution_products(8, (1999,), 768, 768, (128,), groups=16)
+        flops = products[0].flops
+        kernel = Kernel(flops, precision=precision, matrix=True, products=products, convolution=True)
+        us = kernel_us(kernel, h200)
+        assert 1 / share < us * h200.peak_flops / (1e6 * flops) < 1.5 / share
+    (short,) = convolution_products(8, (1999,), 768, 768, (31,), groups=16)
+    kernel = Kernel(short.flops, precision="bf16", matrix=True, products=(short,), convolution=True)
+    assert kernel_us(kernel, h200) < 0.2e6 * short.flops / (0.1 * h200.peak_flops)
 
 
 def test_bug_a_matrix_and_a_vector_took_the_time_of_whole_tiles():

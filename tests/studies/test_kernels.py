@@ -9,6 +9,7 @@ from baechi_lab.graph.hardware import Hardware
 from baechi_lab.profilers.estimate_record import expected_error
 from baechi_lab.profilers.generations import GENERATIONS, Generation
 from studies.csv_records import read_records
+from studies.kernels.deepbench import SIDES, mean_errors, read_products
 from studies.kernels.fit import TARGETS, fit_generation
 from studies.kernels.images import ImageRun, estimate_of
 from studies.kernels.measurements import KINDS, Measurements, read_measurements
@@ -44,6 +45,18 @@ def test_the_largest_products_are_as_stored():
             f"{100 * by_precision[p]:+.0f}" if p in by_precision else "-" for p in ("fp32", "tf32", "fp16", "bf16")
         ]
         assert page[device] == cells
+
+
+def test_products_of_deepbench_are_as_stored():
+    """Mean errors by device, precision and range of sides, and the rows of the page."""
+    stored = result("kernel_deepbench")["mean_errors"]
+    assert mean_errors(read_products(DATA.parent / "deepbench")) == stored
+    page = PAGE.read_text(encoding="utf-8")
+    for name, by_side in stored.items():
+        device, precision = name.split()
+        cells = [f"{100 * by_side[label]:.0f}" for label in (*SIDES, "all")]
+        assert f"| `{device}` | {precision.replace('fp', 'float')} | {' | '.join(cells)} |" in page
+    assert all(by_side["all"] < 0.32 for by_side in stored.values())
 
 
 @pytest.mark.slow
