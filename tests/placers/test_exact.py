@@ -268,11 +268,12 @@ def test_the_callback_hears_of_progress_and_stops_the_proof():
     "ending", ["sys.exit(9)", "print('{\"status\": ', end='', flush=True); os.kill(os.getpid(), 9)"]
 )
 def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
+    graph = OpGraph.from_edges([3, 4, 5, 6, 7, 3], [(0, 2, 8), (1, 3, 8), (2, 4, 8), (3, 5, 8)])
+    cluster = Cluster.uniform(2, link=Link(1.5, 0.25))
+    place(graph, cluster, "auto")  # METIS has a process of its own from now on
     code = f"import os, sys; sys.stdin.read(1); {ending}"
     monkeypatch.setattr(pool, "isolated_command", lambda *ignored: [sys.executable, "-c", code])
     monkeypatch.setattr(placer, "SolverProcess", SolverProcess)  # not the one that is running
-    graph = OpGraph.from_edges([3, 4, 5, 6, 7, 3], [(0, 2, 8), (1, 3, 8), (2, 4, 8), (3, 5, 8)])
-    cluster = Cluster.uniform(2, link=Link(1.5, 0.25))
     placement = place(graph, cluster, "exact", time_limit=20)
     assert simulate(graph, cluster, placement).feasible
     if placement.info["status"] != "OPTIMAL":  # the bound alone may prove the start
