@@ -32,6 +32,8 @@ test("labels stand on their side of the tick's text, which stays at the tick", (
   const label = (at, wide, share = 0.1) => ({ at, wide, share });
   assert.deepEqual(placesBeside([label(100, 40), label(300, 60)], 400, 150, 250), [80, 270]); // both are clear of it
   assert.deepEqual(placesBeside([label(140, 40), label(255, 60)], 400, 150, 250), [100, 260]); // to 150 - 10, from 250 + 10 on
-  assert.deepEqual(placesBeside([label(20, 40), label(160, 40)], 400, 30, 170), [null, 180]); // no room before it
+  assert.deepEqual(placesBeside([label(20, 40), label(160, 40)], 400, 30, 170), [180, 230]); // no room before it
+  assert.deepEqual(placesBeside([label(390, 40), label(395, 40)], 400, 290, 380), [190, 240]); // nor behind it
+  assert.deepEqual(placesBeside([label(20, 40)], 100, 20, 90), [null]); // nor anywhere
   assert.deepEqual(placesBeside([label(380, 30)], 400, 250, 390), [210]); // in the text, and more room before it
 });

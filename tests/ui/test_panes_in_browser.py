@@ -13,7 +13,7 @@ import pytest
 from whole_screen import CONTRAST, bytes_beside, tab, texts_of, themed
 
 import baechi_lab as bl
-from baechi_lab.graph.units import format_bytes, format_us
+from baechi_lab.graph.units import format_bytes, format_bytes_beside, format_us, format_us_beside
 from baechi_lab.memo import Memo
 from baechi_lab.step_summary import change_in_words
 from baechi_lab.viz.nested.tree import build_tree
@@ -225,14 +225,15 @@ def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
     page.wait_for_selector(f'.bl-details-name:text-is("{graph.names[op]}")')
     page.click(".bl-found button:text-is('×')")
     row = int((line.op == op).argmax())
-    times = f"{format_us(float(line.start_us[row]))} to {format_us(float(line.end_us[row]))}"
+    time = lambda us: format_us_beside(float(us), line.makespan_us)  # noqa: E731 - one unit in all of the pane
+    times = f"{time(line.start_us[row])} to {time(line.end_us[row])}"
     page.wait_for_selector(f'.bl-details:has-text("{times}")')
     pointer, tensors = graph.inputs
     device_of = line.device[np.argsort(line.op)]
     facts = page.evaluate(FACTS)
     assert facts["makes"] == graph.output_shapes[op] == f"f32[{op + 1},{op}]"
     assert facts["type"] == graph.op_types[op] and facts["device"] == f"gpu:{line.device[row]}"
-    assert facts["takes"] == format_us(float(line.end_us[row] - line.start_us[row]))
+    assert facts["takes"] == time(line.end_us[row] - line.start_us[row])
     assert facts["critical path"] == ("yes" if op in critical_chain(graph, line).ops else "no")
     assert facts["why then"] == cause(graph, line, op).sentence
 
@@ -241,14 +242,15 @@ def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
 
     read = tensors[pointer[op] : pointer[op + 1]]
     producers = graph.tensor_producer[read]
-    assert rows("Reads") == [
-        f"{graph.names[p]}{format_bytes(int(graph.tensor_bytes[t]))}, gpu:{device_of[p]}"
-        for p, t in zip(producers, read, strict=True)
-    ]
     output_tensors = np.flatnonzero(graph.tensor_producer == op)
-    assert rows("Makes") == [
-        f"tensor {graph.tensor_names[t]}{format_bytes(int(graph.tensor_bytes[t]))}" for t in output_tensors
+    largest = max(
+        *graph.tensor_bytes[read], *graph.tensor_bytes[output_tensors], graph.persistent_bytes[op], graph.temp_bytes[op]
+    )
+    size = lambda tensor: format_bytes_beside(int(graph.tensor_bytes[tensor]), int(largest))  # noqa: E731
+    assert rows("Reads") == [
+        f"{graph.names[p]}{size(t)}, gpu:{device_of[p]}" for p, t in zip(producers, read, strict=True)
     ]
+    assert rows("Makes") == [f"tensor {graph.tensor_names[t]}{size(t)}" for t in output_tensors]
     readers = [int(r) for r, t in zip(graph.consumers, graph.edge_tensor, strict=True) if t in output_tensors]
     assert [text.split(", ")[-1] for text in rows("Read by")] == [f"gpu:{device_of[r]}" for r in readers]
     # The devices are equal: the op takes as long on each of them.

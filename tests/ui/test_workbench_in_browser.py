@@ -16,7 +16,7 @@ import pytest
 from whole_screen import EMPTIED, FAULTS_OF_TAB, TABS, bytes_beside, faults, tab, texts_of, themed
 
 import baechi_lab as bl
-from baechi_lab.graph.units import format_bytes, format_us, times_in_one_unit
+from baechi_lab.graph.units import format_bytes, format_bytes_beside, format_us, format_us_beside, times_in_one_unit
 from baechi_lab.step_summary import against_one_device, change_in_words, one_device
 from baechi_lab.viz.layout import UNITS, scale
 from baechi_lab.viz.nested.tree import build_tree
@@ -422,7 +422,8 @@ def test_a_box_is_dragged_onto_a_device(page, expected):
     inside = np.array([name.removeprefix("optimizer/").startswith("layer0/") for name in graph.names])
     output_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
     columns = graph.persistent_bytes, output_bytes + graph.temp_bytes
-    kept_bytes, made_bytes = (format_bytes(int(column[inside].sum())) for column in columns)
+    sizes = [int(column[inside].sum()) for column in columns]
+    kept_bytes, made_bytes = (format_bytes_beside(size, max(sizes)) for size in sizes)
     _holds(text, f"keeps\t{kept_bytes} all the time", f"makes in turn\t{made_bytes}, not all held at once")
     _holds(text, f"time\t{format_us(float(graph.duration_us[inside].sum()))}")
     page.mouse.click(*box)
@@ -551,7 +552,7 @@ def test_idle_time_says_what_was_waited_for(page, expected):
     tooltip_text = jb.eventually(
         page, lambda: _holds(tooltip.inner_text(), f"next here: {graph.names[gaps.op[longest]]}")
     )
-    assert tooltip_text.startswith(f"idle {format_us(end - start)}")
+    assert tooltip_text.startswith(f"idle {format_us_beside(end - start, line.makespan_us)}")
 
 
 def test_statistics_of_a_marked_range(page, expected):
@@ -572,7 +573,8 @@ def test_statistics_of_a_marked_range(page, expected):
         table = timeline_part(page, ".bl-statistics tr").all_inner_texts()[1:]
         assert len(table) == len(rows)
         for text, row in zip(table, rows, strict=True):
-            assert format_us(row.busy_us) in text and format_us(row.idle_us) in text and f"\t{row.ops}\t" in text
+            times = [format_us_beside(us, line.makespan_us) for us in (row.busy_us, row.idle_us)]
+            assert all(time in text for time in times) and f"\t{row.ops}\t" in text
 
     jb.eventually(page, table_has_the_range_s_numbers)
     columns = zip(

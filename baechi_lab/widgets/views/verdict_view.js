@@ -28,10 +28,15 @@ function labelPlaces(labels, from, to) {
   return lefts;
 }
 
-/** The same beside the text of the tick, which takes the pixels from `left` to `right`: labels stay on their side of it.
+/** The same beside the text of the tick, which takes the pixels from `left` to `right`: labels stay on their side of it where there is room.
  * @param {BarLabel[]} labels @param {number} width of the bar @param {number} left @param {number} right @returns {(number | null)[]} */
 function placesBeside(labels, width, left, right) {
   const isBefore = labels.map(({ at }) => at < left || (at < right && left > width - right));
+  const room = (/** @type {boolean} */ first) => labels.reduce((free, { wide }, k) => (isBefore[k] === first ? free - wide - GAP : free), first ? left : width - right);
+  for (const first of [false, true]) {
+    const order = labels.map((_, k) => k).filter((k) => isBefore[k] === first).sort((a, b) => (first ? labels[b].at - labels[a].at : labels[a].at - labels[b].at));
+    for (const k of order) if (room(first) < 0 && room(!first) >= labels[k].wide + GAP) isBefore[k] = !first;
+  }
   const [before, after] = [labelPlaces(labels.filter((_, k) => isBefore[k]), 0, left - GAP), labelPlaces(labels.filter((_, k) => !isBefore[k]), right + GAP, width)];
   return isBefore.map((first) => /** @type {number | null} */ ((first ? before : after).shift() ?? null));
 }
