@@ -170,7 +170,14 @@ class Hardware(Params):
     def as_roofline(self) -> Hardware:
         """Returns the device as a plain roofline of its data sheet, without the constants of its generation."""
         return replace(
-            self, generation="", multiprocessors=0, l2_bytes=0, power_w=0.0, launches_hidden=False, workspace_bytes=0
+            self,
+            generation="",
+            multiprocessors=0,
+            l2_bytes=0,
+            power_w=0.0,
+            launches_hidden=False,
+            workspace_bytes=0,
+            inline_ecc=False,
         )
 
     @property

@@ -62,7 +62,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph.hardware import HOST_OP_US, PRECISIONS, Hardware
+from ..graph.hardware import CONVERTED_SHARE, HOST_OP_US, PRECISIONS, Hardware
 from ..graph.kernels.csr import grouped_sum
 from .generations import Generation, generation_named
 from .work import ALIGNED, PRECISION_BYTES, Booleans, Floats, Kernel, Products, Work, work_of
@@ -75,7 +75,7 @@ more pages than these have do not stay in the tables that translate them."""
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Into how many parts the summed dimension of a product of float32 numbers may be split."""
 MATRIX_UNIT_SPLITS = 16
-"""The most parts on matrix units."""
+"""The most parts of other products."""
 CONVOLUTION_SPLITS = (*SPLITS, 128, 256)
 """The same for convolutions."""
 SHORTEST_SPLIT = 64
@@ -263,11 +263,12 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         filters = 2 ** np.ceil(np.log2(np.maximum(work.products.columns, NARROW_TILE)))
         tile_columns = np.where(work.convolution[owner], np.minimum(filters, tile_columns), tile_columns)
     full, is_double = full_precision[owner], work.precision[owner] == FP64
+    in_float32 = full & ~is_double
     is_single = (work.products.count == 1) & ~work.convolution[owner]
-    splits = np.where(is_single, np.where(full, SPLITS[-1], MATRIX_UNIT_SPLITS), 1)
+    splits = np.where(is_single, np.where(in_float32, SPLITS[-1], MATRIX_UNIT_SPLITS), 1)
     splits = np.where(work.convolution[owner], CONVOLUTION_SPLITS[-1], splits)
     tile_rows = np.full(len(owner), float(constants.tile_rows))
-    narrows = is_single & full & (not is_recent)
+    narrows = is_single & in_float32 & (not is_recent)
     tile_rows = np.where(narrows, _narrow_side(work.products.rows, constants.tile_rows), tile_rows)
     tile_columns = np.where(narrows, _narrow_side(work.products.columns, constants.tile_columns), tile_columns)
     is_narrow = narrows & (tile_rows * tile_columns < constants.tile_rows * constants.tile_columns)
@@ -293,7 +294,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         constants,
         tile_rows,
         tile_columns,
-        np.where(is_single & full & is_recent, HOPPER_SHORTEST_SPLIT, SHORTEST_SPLIT),
+        np.where(is_single & in_float32 & is_recent, HOPPER_SHORTEST_SPLIT, SHORTEST_SPLIT),
     )
     winograd_products = work.winograd.owner
     if len(winograd_products) and not is_recent:
@@ -405,7 +406,7 @@ def _products_us(
     float32_rate = hardware.product_flops("fp32") * constants.product_share
     tile_us = constants.tile_us * area_share * np.where(full_precision, 1.0, np.minimum(float32_rate / rates, 1.0))
     best = np.full(len(tiles), np.inf)
-    part_bytes = 2 * NUMBER_BYTES * products.count * products.rows * products.columns * has_long_rows
+    part_bytes = 2 * NUMBER_BYTES * products.count * products.rows * products.columns * (full_precision & has_long_rows)
     for splits in CONVOLUTION_SPLITS:
         inner = products.inner if splits == 1 else np.maximum(np.ceil(products.inner / splits), shortest_part)
         waves = np.ceil(tiles * splits / hardware.multiprocessors)
@@ -416,6 +417,7 @@ def _products_us(
     if hardware.power_w:
         float32_pj = constants.product_pj * float32_rate / rates
         energy_pj = np.where(full_precision, float32_pj, constants.matrix_unit_pj * hardware.half_flops / unit_peaks)
+        energy_pj[unit_peaks < CONVERTED_SHARE * hardware.peak_flops] = 0.0  # few units, for float64
         best = np.maximum(best, 1e-6 * flops * energy_pj / hardware.power_w)
     return best
 
