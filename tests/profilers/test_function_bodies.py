@@ -168,3 +168,13 @@ def test_a_conditional_that_writes_variables_is_an_update():
 
     graph = bl.profile(step, np.ones(2, np.float32), mode="estimated")
     assert sorted(kind for kind in graph.op_types if "If" in kind) == ["If", "IfUpdate", "StatelessIf"]
+
+
+def test_bug_sizes_that_depend_on_data_counted_as_1_without_a_word():
+    import tensorflow as tf
+
+    step = bl.trace(
+        tf.function(lambda x: tf.reduce_sum(tf.gather_nd(x, tf.where(x > 0.5)))), np.ones((64, 32), np.float32)
+    )
+    with pytest.warns(GuessedCosts, match=r"depend on data as 1, in the outputs of 2 of \d+ ops \(Where, GatherNd\)"):
+        bl.profile(step, mode="estimated", hardware="cpu-core")

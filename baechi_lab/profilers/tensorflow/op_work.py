@@ -58,7 +58,7 @@ _IN_PLACE = ("AssignAdd", "AssignSub", "ResourceApply", "ResourceSparseApply", "
 def count_work(structure: Structure) -> Work:
     """Counts the FLOPs and bytes of every op from the shapes of its tensors.
 
-    Warns with `GuessedCosts` of loops whose rounds or sizes are not known.
+    Warns with `GuessedCosts` of loops whose rounds or sizes are not known, and of tensors whose sizes depend on data.
     """
     precisions, width = product_precisions(), bytes_per_element()
     sizes, shapes = structure.tensor_bytes.tolist(), structure.shapes
@@ -124,6 +124,13 @@ def count_work(structure: Structure) -> Work:
         add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read_sizes, written_sizes, adds_bias)
     for guess, names in library.guesses.items():
         message = f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}"
+        warnings.warn(message, GuessedCosts, stacklevel=outer_stacklevel())
+    open_ops = dict.fromkeys(structure.nodes[structure.tensor_producer[t]].name for t in structure.open_tensors)
+    if open_ops:
+        message = (
+            f"the estimate counts sizes that depend on data as 1, in the outputs of {len(open_ops)} of {structure.n} ops "
+            f"({', '.join(list(open_ops)[:3])}): their times and bytes may be too small; a measured profile has those of a run"
+        )
         warnings.warn(message, GuessedCosts, stacklevel=outer_stacklevel())
     return work_of(structure.n, rows, times, free)
 

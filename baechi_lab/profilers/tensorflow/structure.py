@@ -33,8 +33,8 @@ CONTROL = "^"
 class Structure:
     """Ops of a step in topological order, and every tensor: its producer, output number, shape and bytes.
 
-    `output` is -1 for the tensor of control dependencies. `consumer_ptr`, `consumers` as in OpGraph. `open_shapes`
-    counts tensors whose size the graph leaves open; an open dimension counts as 1. `list_bytes` maps each tensor that is a list
+    `output` is -1 for the tensor of control dependencies. `consumer_ptr`, `consumers` as in OpGraph. `open_tensors`
+    are those whose size the graph leaves open; an open dimension counts as 1. `list_bytes` maps each tensor that is a list
     to the bytes of its items. `round_bytes` int64[ops]: per loop, the most bytes that one of its rounds holds (see
     `list_bytes.py`).
     """
@@ -47,7 +47,7 @@ class Structure:
     shapes: tuple[tuple[int, ...], ...]
     consumer_ptr: Ints
     consumers: NDArray[np.int32]
-    open_shapes: int
+    open_tensors: tuple[int, ...]
     list_bytes: dict[int, int] = field(default_factory=dict)
     round_bytes: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -117,20 +117,20 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
     index = {n.name: i for i, n in enumerate(nodes)}
     edges = [(index[p], k, i) for i, n in enumerate(nodes) for p, k in map(split, n.input)]
     control_producers = {p for p, k, _ in edges if k < 0}
-    # The columns of tensors: producer, output number, bytes and shape; and the number of tensors of open size.
+    # The columns of tensors: producer, output number, bytes and shape; and the tensors of open size.
     element_bytes = bytes_per_element()
     producer: list[int] = []
     output: list[int] = []
     size: list[int] = []
     shapes: list[tuple[int, ...]] = []
-    open_shapes = 0
+    open_tensors: list[int] = []
     for i, node in enumerate(nodes):
         types = output_types(node)
         stored_shapes = node.attr[SHAPES].list.shape if types else ()
         for k, type_number in enumerate(types):
             dims = tuple(d.size for d in stored_shapes[k].dim) if k < len(stored_shapes) else ()
             if any(d < 0 for d in dims) or (k < len(stored_shapes) and stored_shapes[k].unknown_rank):
-                open_shapes += type_number in element_bytes
+                open_tensors += [len(producer)] if type_number in element_bytes else []
                 dims = tuple(max(d, 1) for d in dims)
             producer.append(i)
             output.append(k)
@@ -153,7 +153,7 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
         shapes=tuple(shapes),
         consumer_ptr=offsets(row, len(producer)),
         consumers=np.array([i for _, i in pairs], dtype=np.int32),
-        open_shapes=open_shapes,
+        open_tensors=tuple(open_tensors),
     )
     list_bytes, round_bytes = count_lists(structure)
     structure.tensor_bytes[list(list_bytes)] = list(list_bytes.values())
