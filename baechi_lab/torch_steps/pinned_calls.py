@@ -42,6 +42,7 @@ class PinnedCalls:
 
     def __init__(self) -> None:
         self.reasons: dict[int, str] = {}
+        self.lasting_reasons: dict[int, str] = {}  # the first one that is not released
         self.outliving: set[int] = set()  # calls whose outputs are kept, whatever else they are pinned for
         self.before = ambient()
         self.modes = function_modes() + 1  # the interception's own
@@ -52,6 +53,8 @@ class PinnedCalls:
         for call in calls:
             if call >= 0:
                 self.reasons.setdefault(call, why)
+                if why != OUTLIVING:
+                    self.lasting_reasons.setdefault(call, why)
 
     def reason_to_pin(self, module: nn.Module | None) -> str | None:
         """Returns the reason why the call that is about to run must keep its place, or None."""
@@ -81,10 +84,14 @@ class PinnedCalls:
         return OUTLIVING in self.reasons.values()
 
     def release_saved_tensors(self, kept_calls: set[int] | None) -> None:
-        """Unpins calls of tensors that only autograd keeps: those that are not among `kept_calls`, if these are known."""
+        """Releases calls of tensors that only autograd keeps: those that are not among `kept_calls`, if these are known.
+
+        Calls that have another reason stay pinned for that.
+        """
         if kept_calls is not None:
             self.outliving &= kept_calls
-            self.reasons = {call: why for call, why in self.reasons.items() if why != OUTLIVING or call in kept_calls}
+            kept_reasons = {call: why for call, why in self.reasons.items() if why == OUTLIVING and call in kept_calls}
+            self.reasons = {**self.lasting_reasons, **kept_reasons}
 
     def pin_attribute_changes(self, model: nn.Module, snapshot: ModelSnapshot, modules: list[str | None]) -> None:
         """Pins calls because of what the forward changed besides values. `modules` has the layer of every call."""

@@ -733,3 +733,45 @@ def test_each_result_of_a_run_is_freed_by_its_last_reader():
     record.add_reader(second, 1, 1)
     assert record.take_result(0, first).tolist() == [2, 2] and set(record.results) == {1}
     assert record.take_result(1, second).tolist() == [2, 2] and not record.results
+
+
+class Scan(nn.Module):
+    """A recurrence that goes on from the state of its last call, as RecurrentGemma's does."""
+
+    def __init__(self):
+        super().__init__()
+        self.decay, self.state = nn.Parameter(torch.full((4,), 0.5)), None
+
+    def forward(self, x):
+        outputs = torch.tanh(self.decay * x if self.state is None else self.decay * (x + self.state).exp())
+        self.state = (outputs * outputs).mean(0)  # its graph holds the outputs
+        return outputs
+
+
+class Restarting(nn.Module):
+    """Layers around a recurrence whose state is dropped before each pass, not after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.scan, self.b, self.c = nn.Linear(4, 4), Scan(), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        self.scan.state = None
+        return self.c(torch.tanh(self.b(self.scan(torch.tanh(self.a(x))))))
+
+
+def test_bug_layers_with_a_state_ran_again_because_the_state_also_held_their_outputs():
+    """Calls whose outputs the graph of the state holds were pinned for that reason alone, and later released."""
+    torch.manual_seed(0)
+    model, x = Restarting(), torch.randn(5, 4)
+    graph = profiled(model, x)
+    assert "scan" not in repeatable(graph)
+    plain, other = copy.deepcopy(model), copy.deepcopy(model)
+    smaller = bl.recompute(graph, keep=[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ActivationsKept)
+        other = bl.torch.distribute(other, x, cpus(1), "single", graph=smaller)
+    for one in (plain, other):
+        one(x).pow(2).sum().backward()
+    for (name, p), q in zip(plain.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad), name
