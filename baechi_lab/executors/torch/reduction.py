@@ -128,10 +128,11 @@ def reduction_of(
         reduction = Reduction(True, tuple(tables), frozenset(keys_of_counts), tuple(counter.shapes))
     if requested_reduction is not None:
         return reduction
-    steps_to_try, drawn_batches = micro_steps, _draw_batches(step, len(micro_steps), counter)
     elements = sum(t.numel() for t in tensors(step.inputs))
-    if sum(p.numel() for p in model.parameters()) * elements > _SMALL:
-        drawn_batches = drawn_batches[:1]
+    is_large = sum(p.numel() for p in model.parameters()) * elements > _SMALL
+    drawn_batches = _draw_batches(step, len(micro_steps), counter, 1 if is_large else _DRAWN_BATCHES)
+    steps_to_try = micro_steps
+    if is_large:
 
         def difference(k: int) -> float:
             values = [
@@ -236,11 +237,11 @@ class _DrawnBatch:
     tables: Sequence[Replacements]
 
 
-def _draw_batches(step: TorchStep, count: int, counter: _Counter) -> list[_DrawnBatch]:
-    """Draws batches of the size of two micro-batches from the samples of a step that has `count` micro-batches."""
+def _draw_batches(step: TorchStep, count: int, counter: _Counter, draws: int) -> list[_DrawnBatch]:
+    """Draws `draws` batches of the size of two micro-batches from the samples of a step that has `count` micro-batches."""
     batches: list[_DrawnBatch] = []
     samples = len(next(tensors((step.inputs, step.targets))))
-    for seed in range(_DRAWN_BATCHES):
+    for seed in range(draws):
         rows = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))[: 2 * (samples // count)]
 
         def drawn(tensor: torch.Tensor, rows: torch.Tensor = rows) -> torch.Tensor:
