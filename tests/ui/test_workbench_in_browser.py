@@ -975,7 +975,7 @@ def test_the_toolbar_of_the_graph_has_two_lines_on_a_small_screen(page):
     page.wait_for_selector(".bl-problem")
     hidden = "(row) => row.scrollHeight - row.clientHeight"
     jb.eventually(page, lambda: _at_most(page.locator(".bl-problem-row").evaluate(hidden), 1))
-    page.locator(".bl-problem-row button").click()
+    page.locator('.bl-problem-row button:text-is("Dismiss")').click()
     tab(page, "Graph")
     page.set_viewport_size({"width": 1500, "height": 2000})
 
