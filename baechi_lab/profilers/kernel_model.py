@@ -159,6 +159,7 @@ VOLUME_SHARE = 0.45
 """Share of what other products reach that gradients of convolutions in three dimensions do, unless channels come last. Measured
 on an H200, in TF32 and bfloat16; nnU-Net on A100 and V100 was not fitted (`data/training`)."""
 FP32, TF32, FP64 = (PRECISIONS.index(name) for name in ("fp32", "tf32", "fp64"))
+MATRIX_UNIT_PRECISIONS = [PRECISIONS.index(name) for name in ("tf32", "fp16", "bf16")]
 
 
 def estimated_us(
@@ -182,7 +183,9 @@ def estimated_us(
     memory_us, cache_us = _memory_us(work, hardware, constants)
     bytes_us = np.where(work.norm, np.maximum(memory_us, cache_us), memory_us + cache_us)
     arithmetic_us = _arithmetic_us(work, hardware, constants)
-    may_run_in_fp32 = (work.precision == TF32) & ~work.convolution
+    # Products of few rows are faster on the units of float32, whose tiles are narrower, than on matrix units.
+    may_run_in_fp32 = np.isin(work.precision, MATRIX_UNIT_PRECISIONS) & ~_uses_float32_units(work, hardware)
+    may_run_in_fp32 &= ~work.convolution
     if hardware.multiprocessors and may_run_in_fp32.any():
         in_fp32 = replace(work, precision=np.where(may_run_in_fp32, FP32, work.precision))
         arithmetic_us = np.minimum(arithmetic_us, _arithmetic_us(in_fp32, hardware, constants))
