@@ -61,7 +61,7 @@ def test_every_reader(tmp_path):
                 getattr(files, other_name)(tmp_path / f"{name}.json")
 
 
-@pytest.mark.parametrize("file", ["placers/test_properties.py", "test_registered.py", "test_without_numba.py"])
+@pytest.mark.parametrize("file", ["placers/test_properties.py", "test_registered.py"])
 def test_none_of_these_is_slow(file):
     names = {
         node.attr for node in ast.walk(ast.parse((TESTS / file).read_text("utf-8"))) if isinstance(node, ast.Attribute)

@@ -77,6 +77,6 @@ def list_placers() -> dict[str, str]:
     """Returns every registered placer with the first line of its documentation.
 
     >>> list_placers()["m-topo"]
-    "Fill devices in topological order up to a balanced memory cap (strawman of Jeon et al. 2020)."
+    'Fill devices in topological order up to a balanced memory cap (strawman of Jeon et al. 2020).'
     """
     return dict(sorted(PLACERS.lines().items()))
