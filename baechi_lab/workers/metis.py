@@ -50,7 +50,7 @@ def metis_parts(
     pool = _pool(os.getpid())
     weights = {"eweights": edge_weight, "vweights": vertex_weight, "tpwgts": share}
     future = pool.submit(
-        _divide, pointer, neighbour, {"seed": seed, **tolerance}, part_count, recursive=recursive, **weights
+        _divide, pointer, neighbour, {"seed": int(seed), **tolerance}, part_count, recursive=recursive, **weights
     )
     try:
         return np.asarray(future.result(), dtype=np.int64)

@@ -117,3 +117,10 @@ def test_metis_prints_nothing_although_parts_come_out_empty(capfd):
         graph = restricted_graph(rng, most=int(rng.integers(1, 25)))
         place(graph, cluster, "metis")
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("placer", ["metis", "scotch"])
+def test_bug_a_seed_of_numpy_was_refused_by_metis_with_an_error_of_its_own(placer):
+    graph, cluster = generators.layered_dag(30, seed=1), Cluster.uniform(2)
+    placement = place(graph, cluster, placer, seed=np.int8(1))
+    assert placement.device.tolist() == place(graph, cluster, placer, seed=1).device.tolist()
