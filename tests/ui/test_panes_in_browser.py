@@ -127,6 +127,15 @@ def test_bug_the_line_below_the_memory_lay_below_the_pane(page):
     tab(page, "Graph")
 
 
+def test_bug_peaks_below_the_memory_were_said_to_be_in_bytes(page, outcome):
+    peaks = outcome[1].peak_bytes
+    tab(page, "Run")
+    words = page.locator(f".bl-view:has({MEMORY}) > .bl-live").inner_text()
+    for device, peak in enumerate(peaks):
+        assert f"gpu:{device}: peak {format_bytes_beside(peak, peaks.max())} at" in words
+    tab(page, "Graph")
+
+
 RECORD_TOPS = """(selector) => {  // where an element is in every frame from now on
   [window.tops, window.recording] = [new Set(), true];
   const part = document.querySelector(selector);

@@ -353,9 +353,8 @@ function render({ model, el }) {
     const over = new Set(devices.filter((_, d) => model.get("peaks")[d].bytes > model.get("limit_bytes")[d])).size;
     title.textContent = over ? `${over} device${over > 1 ? "s" : ""} over the limit` : "";
     title.classList.toggle("bl-over", over > 0);
-    const peaks = model.get("peaks").map((p, d) => `${rowName(d)}: peak ${peakText(p.bytes).split(" ")[0]}${p.name ? ` at ${p.name}` : ""}`);
-    const head = peaks.length ? [`in ${peakText(1).split(" ")[1]}`] : [];
-    view.say([...head, ...peaks, model.get("empty_devices")].filter(Boolean).join("  ·  "));
+    const peaks = model.get("peaks").map((p, d) => `${rowName(d)}: peak ${peakText(p.bytes)}${p.name ? ` at ${p.name}` : ""}`);
+    view.say([...peaks, model.get("empty_devices")].filter(Boolean).join("  ·  "));
     view.tabulate();
     view.redraw();
   }
