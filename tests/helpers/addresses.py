@@ -1,15 +1,23 @@
 """Addresses of this machine."""
 
+import contextlib
+import secrets
 import socket
 
 import pytest
 
+FIRST_PORT, LAST_PORT = 20_000, 32_000
+"""Below the ports that systems give to connections and to servers that name none: one of those may be taken by another
+process before the server of a test, which starts for seconds, listens on it."""
+
 
 def free_port() -> int:
-    """A port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Returns a port that nobody listens on."""
+    while True:
+        port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def own_address():
