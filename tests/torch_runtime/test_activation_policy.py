@@ -766,12 +766,12 @@ def test_bug_layers_with_a_state_ran_again_because_the_state_also_held_their_out
     model, x = Restarting(), torch.randn(5, 4)
     graph = profiled(model, x)
     assert "scan" not in repeatable(graph)
-    plain, other = copy.deepcopy(model), copy.deepcopy(model)
+    plain, distributed = copy.deepcopy(model), copy.deepcopy(model)
     smaller = bl.recompute(graph, keep=[])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ActivationsKept)
-        other = bl.torch.distribute(other, x, cpus(1), "single", graph=smaller)
-    for one in (plain, other):
+        distributed = bl.torch.distribute(distributed, x, cpus(1), "single", graph=smaller)
+    for one in (plain, distributed):
         one(x).pow(2).sum().backward()
-    for (name, p), q in zip(plain.named_parameters(), other.parameters(), strict=True):
+    for (name, p), q in zip(plain.named_parameters(), distributed.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad), name

@@ -296,12 +296,12 @@ def test_a_killed_process_of_the_pool_is_one_sentence_and_loses_no_row(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("version", "later"), [(2, ("finer_groups", "op_order", "winner")), (3, ("op_order", "winner"))]
+    ("version", "missing_columns"), [(2, ("finer_groups", "op_order", "winner")), (3, ("op_order", "winner"))]
 )
-def test_a_file_of_an_earlier_version_is_read_and_gets_the_new_columns(tmp_path, version, later):
+def test_a_file_of_an_earlier_version_is_read_and_gets_the_new_columns(tmp_path, version, missing_columns):
     path = tmp_path / "older.db"
     base = sqlite3.connect(path, isolation_level=None)
-    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items() if name not in later)
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items() if name not in missing_columns)
     base.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     base.execute(f"PRAGMA user_version = {version}")
     base.execute(f"CREATE TABLE rows (key TEXT PRIMARY KEY, {columns})")

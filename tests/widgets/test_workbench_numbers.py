@@ -45,12 +45,12 @@ def test_bug_numbers_were_removed_before_new_ones_came(diamond, pair):
     """All below the header moved up for a moment, and a click on Undo missed it."""
     bench = bl.Workbench(diamond, pair, placer="single", passes=())
     bench.model.inline = True
-    sent = []
-    bench.header.facts.observe(lambda change: sent.append(change["new"]), "value")
-    bench.header.verdict.observe(lambda change: sent.append(change["new"]), "parts")
+    shown_values = []
+    bench.header.facts.observe(lambda change: shown_values.append(change["new"]), "value")
+    bench.header.verdict.observe(lambda change: shown_values.append(change["new"]), "parts")
     bench.model.change(placer="m-topo")
     bench.model.undo()
-    assert len(sent) > 2 and all(sent)
+    assert len(shown_values) > 2 and all(shown_values)
 
 
 def test_steps_stand_beside_one_device_and_the_setting_before(diamond, pair):
