@@ -108,10 +108,8 @@ class Chain:
             stage_number = np.maximum(np.cumsum(highest >= 0), 1)
             self.stages = max(int(np.count_nonzero(highest >= 0)), 1)
             self.stage = self.stages - stage_number
-        self.is_read_by_backward, self.input_read = (
-            is_read_by_backward_op(training)[self.ops],
-            np.zeros(self.count, dtype=np.bool_),
-        )
+        self.is_read_by_backward = is_read_by_backward_op(training)[self.ops]
+        self.input_read = np.zeros(self.count, dtype=np.bool_)
         self.is_pinned = np.zeros(len(self.ops), dtype=np.bool_)
         for stage, positions in zip(self.stage.tolist() if self.pin else [], read, strict=False):
             for p in positions:
@@ -123,10 +121,8 @@ class Chain:
         if self.pin:
             # Make tables [i, k] for runs of groups i..k: bytes held after the run, most bytes during it, microseconds.
             m = self.count
-            self.live_bytes, self.run_peak_bytes = (
-                np.zeros((3, m, m), dtype=np.int64),
-                np.zeros((3, m, m), dtype=np.int64),
-            )
+            self.live_bytes = np.zeros((3, m, m), dtype=np.int64)
+            self.run_peak_bytes = np.zeros((3, m, m), dtype=np.int64)
             self.cost = np.zeros((3, m, m))
             self.runs_by_mode: tuple[list[NDArray[np.bool_]], ...] = ([], [], [])  # by mode and last group: what runs
             self._is_pinned_list, self._size, self._us = self.is_pinned.tolist(), self.size.tolist(), self.us.tolist()

@@ -87,7 +87,7 @@ class Store:
                 self._database.execute("ROLLBACK")
 
     def _prepare(self) -> None:
-        """Makes the tables of a new file, extends those of version 2, and rejects files that are damaged or of other kinds."""
+        """Makes the tables of a new file, extends those of earlier versions, and rejects damaged files and other kinds."""
         if not self._tables() >= TABLES:
             with self._transaction():  # so that a second program finds all tables
                 if self._tables() or self._number("application_id") != 0 or self._number("user_version") != 0:
