@@ -12,7 +12,7 @@ function render({ model, el }) {
     type: "search", placeholder: "search ops", "aria-label": "search ops on the timeline",
     title: "Enter or ↓ selects the next op whose name contains this, ↑ the one before (/)",
   }));
-  let hit = { op: UNSEEN, text: "" }; // the op that the last search selected
+  let hit = { op: UNSEEN, text: "" }; // the op that the last search selected; without one, what stands until the keys go elsewhere
   const reset = button("Whole", "show the whole step (0)", axis.fit);
   const zoomSelection = button("Zoom to selection", "show the selected ops from first to last", () => toSelection());
   const criticalButton = button("Critical path", "mark the ops and transfers that determine the makespan; an op with no transfer before it waited for an op of its device (c)", () => toggleCritical());
@@ -94,9 +94,16 @@ function render({ model, el }) {
   }
 
   const describe = () => {
+    if (hit.op === UNSEEN && hit.text) return view.say(hit.text);
     const searched = hit.op !== UNSEEN && hit.op === explained() ? [hit.text] : [];
-    view.say(s.selected.size ? [...searched, selectionInWords(s, model, explained())].join("  ·  ") : model.get("status"));
+    return view.say(s.selected.size ? [...searched, selectionInWords(s, model, explained())].join("  ·  ") : model.get("status"));
   };
+
+  search.addEventListener("blur", () => {
+    if (hit.op !== UNSEEN) return;
+    hit.text = "";
+    describe();
+  });
 
   search.addEventListener("keydown", (event) => {
     const by = { Enter: 1, ArrowDown: 1, ArrowUp: -1 }[event.key]; // Shift and Enter runs the cell of a notebook
@@ -105,7 +112,10 @@ function render({ model, el }) {
     event.stopPropagation();
     const bars = firstBarsNamed(s, search.value);
     const quoted = `“${search.value}”`;
-    if (!bars.length) return view.say(`no op's name contains ${quoted}`);
+    if (!bars.length) {
+      hit = { op: UNSEEN, text: `no op's name contains ${quoted}` };
+      return describe();
+    }
     const at = bars.findIndex((bar) => s.bars.op[bar] === latest());
     const next = at < 0 ? 0 : (at + by + bars.length) % bars.length;
     const op = s.bars.op[bars[next]];
