@@ -8,8 +8,6 @@ host's memory, once for every tensor, and written back only where they have chan
 from __future__ import annotations
 
 import collections
-import random
-import sys
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ..torch_runtime.intercept import Intercepted
-from ..torch_runtime.random import generator_states
+from ..torch_runtime.random import generator_states, host_states
 from ..torch_runtime.storage import is_wrapper
 from ..torch_runtime.tree import PLAIN, outline
 
@@ -81,9 +79,7 @@ class ModelSnapshot:
         for leaf, _, _ in self.gradients:
             leaf.grad = None
         self.states.restore()
-        random.setstate(self.hosts[0])
-        if self.hosts[1] is not None:
-            sys.modules["numpy"].random.set_state(self.hosts[1])
+        self.hosts.restore()
 
     def changes(self) -> list[ContainerSnapshot]:
         """Returns the containers that have changed."""
@@ -169,26 +165,6 @@ class ContainerSnapshot:
             self.container.extend(before)
         else:
             self.container.update(before)
-
-
-HostStates = tuple[Any, Any]
-"""States of Python's and of NumPy's generators."""
-
-
-def host_states() -> HostStates:
-    """Returns the states of Python's generator, and of NumPy's if NumPy is loaded."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False)
-
-
-def same_host_states(a: HostStates, b: HostStates) -> bool:
-    """Whether no random number was drawn between two states."""
-    if a[0] != b[0] or (a[1] is None) != (b[1] is None):
-        return False
-    if a[1] is None:
-        return True
-    x, y = a[1]["state"], b[1]["state"]
-    return bool(x["pos"] == y["pos"] and (x["key"] == y["key"]).all()) if "key" in x else repr(x) == repr(y)
 
 
 _MISSING = object()

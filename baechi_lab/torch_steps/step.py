@@ -12,6 +12,7 @@ from torch import nn
 from ..checks import check_whole
 from ..errors import InvalidInput, in_short
 from ..internal_warnings import warn
+from ..torch_runtime.random import restored_generators, seed_generators
 from ..torch_runtime.tree import as_arguments, lists_of_images, map_tensors, split_batch, tensors
 from .default_loss import own_loss
 
@@ -116,8 +117,8 @@ class TorchStep:
 
     def model(self) -> nn.Module:
         """Returns a new model with the parameters that `seed` gives; the random generators are left as they were."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with restored_generators():
+            seed_generators(self.seed)
             model = self.build()
         return model.train() if self.mode == "training" else model
 

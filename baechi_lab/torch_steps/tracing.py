@@ -40,7 +40,7 @@ from ..graph.groups import join_groups
 from ..graph.tensors import shapes_in_words
 from ..torch_runtime.context import kept_activations
 from ..torch_runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
-from ..torch_runtime.random import generator_states, same_states
+from ..torch_runtime.random import generator_states, host_states, same_host_states, same_states
 from ..torch_runtime.storage import has_one_storage, storage_bytes, storage_key, tensor_bytes, version
 from ..torch_runtime.tree import (
     Args,
@@ -57,7 +57,7 @@ from .flow import Flow
 from .lost_gradients import without_lost_gradients
 from .pinned_calls import PinnedCalls, plainly, recomputes
 from .records import Call, Trace
-from .snapshot import ModelSnapshot, host_states, same_host_states
+from .snapshot import ModelSnapshot
 from .state import State
 
 _LIKE_FIRST = (

@@ -24,6 +24,7 @@ from ...profilers.torch.storages import StorageTracker
 from ...simulator.schedules import ScheduleOption
 from ...torch_runtime.divisors import dividing
 from ...torch_runtime.optimizer_offload import offload_state_groups
+from ...torch_runtime.random import restored_generators, seed_generators
 from ...torch_runtime.transport import HostTransport
 from ...torch_runtime.tree import map_tensors
 from ...torch_steps.activation_rows import recomputes_or_offloads
@@ -39,6 +40,7 @@ from .reduction import Reduction, reduction_of
 from .timeline import Measurement
 
 
+@restored_generators()
 def execute(
     step: TorchStep,
     placement: Placement,
@@ -67,7 +69,8 @@ def execute(
     of stages are processes of their own, which add up their gradients (all-reduce) before the optimizer steps.
 
     Args:
-        step: a `TorchStep`; its model is built anew, so two runs start from the same parameters.
+        step: a `TorchStep`; its model is built anew, so two runs start from the same parameters. Random numbers are drawn
+            under the step's seed; the caller's generators (torch, Python, NumPy) are left as they were.
         steps, warmup: the measured steps, and those before them.
         placement: of `graph` (or of a coarse graph of it), or of the model's calls alone; with `micro_batches`, of the
             graph of one of them, as `bl.torch.profile(step.micro_batches(8)[0])` gives it.
@@ -349,7 +352,7 @@ class _StepRunner:
         self.gradients: dict[str, NDArray[np.float32]] | None = None
         self.seconds: list[float] = []
         self.outputs: list[tuple[float]] = []
-        torch.manual_seed(step.seed)
+        seed_generators(step.seed)
 
     def run_steps(self, phase: str, steps: int, measurement: Measurement | None = None) -> tuple[str, str]:
         """Runs `steps` steps. Returns status and message."""

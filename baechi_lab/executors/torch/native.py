@@ -15,6 +15,7 @@ from torch import nn
 
 from ...errors import InvalidInput
 from ...graph import Cluster, NativeRun, Placement
+from ...torch_runtime.random import seed_generators
 from ...torch_steps.optimizer_trial import new_optimizer
 from ...torch_steps.plan import torch_devices
 from ...torch_steps.snapshot import ModelSnapshot
@@ -71,7 +72,7 @@ class _Native:
     ) -> NativeRun:
         form = self.forms.setdefault(mode, model if mode == EAGER else torch.compile(model))
         step = self.step
-        torch.manual_seed(step.seed)
+        seed_generators(step.seed)
         optimizer = new_optimizer(step, model.parameters())
 
         def one(_: int) -> tuple[tuple[object, ...], float]:

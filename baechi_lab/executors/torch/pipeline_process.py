@@ -16,6 +16,7 @@ from torch import nn
 
 from ...errors import MissingPackage
 from ...torch_runtime.divisors import Replacements
+from ...torch_runtime.random import seed_generators
 
 try:
     from ...torch_steps.pipelines.worker import Pipeline, UnitRun, connect
@@ -106,7 +107,7 @@ def _train(job: Job) -> Report:
     parameters = pipeline.parameters
     optimizer = job.optimizer(parameters) if job.optimizer is not None and parameters else None
     report = Report(job.device, peak_bytes=2 * sum(p.nbytes for p in parameters))
-    torch.manual_seed(job.seed + job.rank)  # with one seed, all processes would draw the same dropout masks
+    seed_generators(job.seed + job.rank)  # with one seed, all processes would draw the same dropout masks
     for k in range(job.warmup + job.steps):
         for parameter in parameters:
             parameter.grad = None

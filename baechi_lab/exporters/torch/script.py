@@ -31,6 +31,7 @@ import torch
 # IMPORTS
 from placed_launch import launch
 from placed_plan import Plan
+from placed_random import seed_generators
 from placed_tree import as_arguments, split_batch, tensors
 
 HERE = Path(__file__).resolve().parent
@@ -50,7 +51,7 @@ def placed_model(devices=None):
     """The model with its initial parameters, distributed as planned; `devices` replaces the planned torch devices."""
     plain = json.loads((HERE / "placed_plan.json").read_text())
     plan = Plan.from_json({**plain, "devices": devices or plain["devices"]})
-    torch.manual_seed(<SEED>)  # the model may draw more than its weights: buffers that are not stored, attributes
+    seed_generators(<SEED>)  # the model may draw more than its weights: buffers that are not stored, attributes
     model = <MODEL>
     model.load_state_dict(torch.load(HERE / "weights.pt", weights_only=True))
     launch(model, plan)
@@ -69,7 +70,7 @@ def train(steps, devices=None):
     model, losses = placed_model(devices), []
     optimizer = <OPTIMIZER>
     # OFFLOAD
-    torch.manual_seed(<SEED>)
+    seed_generators(<SEED>)
     for step, (inputs, targets) in zip(range(steps), batches()):
         start = time.perf_counter()
         model.zero_grad(set_to_none=True)
@@ -153,6 +154,7 @@ import torch.distributed as dist
 # IMPORTS
 import stages
 from placed_pipeline import Pipeline, connect, select_layers
+from placed_random import seed_generators
 
 HERE = Path(__file__).resolve().parent
 PLAN = json.loads((HERE / "pipeline.json").read_text())
@@ -181,7 +183,7 @@ def split_batch(inputs, targets):
 
 def make_pipeline(rank, device):
     """Return the stages of this process, with the model's initial parameters."""
-    torch.manual_seed(<SEED>)  # the model may draw more than its weights: buffers that are not stored, attributes
+    seed_generators(<SEED>)  # the model may draw more than its weights: buffers that are not stored, attributes
     model = <MODEL>
     model.load_state_dict(torch.load(HERE / "weights.pt", weights_only=True))
     constants = torch.load(HERE / "constants.pt", weights_only=True)
@@ -217,7 +219,7 @@ def train(steps, device):
     pipeline.observed = False
     parameters, losses = pipeline.parameters, []
     optimizer = <OPTIMIZER> if parameters else None
-    torch.manual_seed(<SEED> + rank)  # with one seed, all processes would draw the same dropout masks
+    seed_generators(<SEED> + rank)  # with one seed, all processes would draw the same dropout masks
     for step, (inputs, targets) in zip(range(steps), batches()):
         start = time.perf_counter()
         for parameter in parameters:
