@@ -148,7 +148,7 @@ def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
     normalizing = [
         i
         for i, (name, op_type) in enumerate(zip(graph.names, graph.op_types, strict=True))
-        if (_STATISTICS.search(op_type) or _STATISTICS.search(name)) and not op_type.startswith("Frozen")
+        if (_STATISTICS.search(op_type) or _STATISTICS.search(name)) and "Frozen" not in op_type
     ]
     if any(graph.op_types[i] == "Rsqrt" for i in normalizing):  # of a variance, which may be a variable
         # Whether each op depends on more than variables and constants.

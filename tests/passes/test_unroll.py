@@ -312,6 +312,12 @@ def test_batch_statistics_are_warned_of():
     bl.unroll(bl.OpGraph.from_edges([1.0], op_types=["BatchNorm2d"]), micro_batches=2)
 
 
+def test_bug_frozen_batch_norms_of_other_packages_were_warned_of():
+    """Detectors have classes of their own, with stored statistics alone."""
+    op_types = ["DetrFrozenBatchNorm2d", "DetrFrozenBatchNorm2dBackward"]
+    bl.unroll(bl.OpGraph.from_edges([1.0, 1.0], [(0, 1, 8)], op_types=op_types, forward_of=[-1, 0]), micro_batches=2)
+
+
 def test_a_batch_that_does_not_divide():
     assert micro_batch_size(24, 8) == 3
     with pytest.raises(bl.InvalidInput, match="batch_size is 30; it must be a multiple of micro_batches, which is 8"):

@@ -17,11 +17,11 @@ class DrawnByHost(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.tensor(np.random.randn(4, 4), dtype=torch.float32))
+        self.weight = torch.nn.Parameter(torch.tensor(np.random.randn(4, 4), dtype=torch.float32))  # noqa: NPY002
         self.scale = random.uniform(1, 2)
 
     def forward(self, x):
-        return torch.nn.functional.dropout(x @ self.weight, 0.5) * (self.scale + float(np.random.rand()))
+        return torch.nn.functional.dropout(x @ self.weight, 0.5) * (self.scale + float(np.random.rand()))  # noqa: NPY002
 
 
 STEP = bl.torch.TorchStep("drawn", DrawnByHost, (torch.ones(6, 4),), optimizer=torch.optim.SGD)
