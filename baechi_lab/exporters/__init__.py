@@ -73,7 +73,8 @@ def export(
         step: what `bl.trace` returned; its variables' values are where the script starts. Or a `bl.torch.TorchStep`, which
             `bl.torch.export` writes.
         placement: of the step's graph, or of a coarse graph of it.
-        folder: where to write; may be new, empty, or hold exactly what an earlier export wrote, which is replaced.
+        folder: where to write; may be new, empty, or hold exactly what an earlier export wrote, which is replaced. The
+            `trained_values.npz` of its script stays.
         cluster: a `bl.LocalCluster` with `trusted_users=True`, whose workers the script is to use; a Cluster only checks
             the device indices.
         graph: the graph that the placement was made for, when it is not the one that `bl.profile(step)` makes.
@@ -87,8 +88,7 @@ def export(
 
     Raises:
         InvalidInput: a placement for another graph, pipeline stages that form no chain for the schedule, a `bl.LocalCluster` with
-            a network of its own, a folder that holds something else, edited scripts and trained values included; an option of the
-            other framework.
+            a network of its own, a folder that holds something else, edited scripts included; an option of the other framework.
         ExecutionError: the disk is full or not writable; no half-written folder is left.
 
     >>> export(step, placement, "placed_training/")  # doctest: +SKIP

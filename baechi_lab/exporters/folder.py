@@ -1,7 +1,7 @@
 """Writes a folder atomically: into a temporary folder beside it, which then takes its name in one step.
 
 The folder includes a list of its files' hashes. Only a folder whose files all agree with the list, and that has no other
-files, is replaced: files that were added or changed are the user's work.
+files, is replaced: files that were added or changed are the user's work. What its script trained stays.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ Writer = Callable[[BinaryIO], None]
 
 LIST = "exported_files.json"
 FORMAT = "baechi-lab exported files"
+TRAINED_VALUES = "trained_values.npz"
+"""The file that `train.py` writes. A later export to the folder leaves it there."""
 
 
 def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str | Writer]) -> Path:
     """Writes `files` (name -> content, or a function that writes it) as `folder`, with the list of their hashes.
 
-    An existing folder is replaced only when it is empty, or holds exactly what an earlier export wrote, and perhaps the
-    bytecode that Python keeps of it. A kill at any moment leaves the earlier or the new one (on Linux and macOS; elsewhere,
+    An existing folder is replaced only when it is empty, or holds exactly what an earlier export wrote, and perhaps what
+    running it wrote: `trained_values.npz`, which stays, and the bytecode that Python keeps. A kill at any moment leaves the earlier or the new one (on Linux and macOS; elsewhere,
     at one moment, the earlier one beside). What it leaves beside is removed by the first export to that place a minute later.
 
     Raises:
@@ -50,6 +52,7 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
     lock_file = lock(partial)
     try:
         fill_folder(partial, files)
+        _link_trained_values(target, partial)
         earlier = _swap_into_place(partial, target)
     except OSError as error:
         _remove(partial)
@@ -61,13 +64,27 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
         if lock_file is not None:
             os.close(lock_file)
     if earlier is not None:
+        _link_trained_values(earlier, target)  # again: a training may have ended meanwhile
         _remove(earlier)
     return target
 
 
+def _link_trained_values(source: Path, folder: Path) -> None:
+    """Puts the trained values of folder `source`, if it has any, into `folder` as well."""
+    trained, linked = source / TRAINED_VALUES, folder / TRAINED_VALUES
+    if not _is_plain_file(trained) or (linked.exists() and linked.samefile(trained)):
+        return
+    new = linked.with_suffix(".new")
+    try:
+        os.link(trained, new)
+    except OSError:  # a file system without links
+        shutil.copy2(trained, new)
+    os.replace(new, linked)
+
+
 def _remove_leftover(folder: Path) -> None:
     """Removes the temporary folder of a killed export if it holds plain files only."""
-    if all(path.is_file() and not path.is_symlink() for path in folder.iterdir()):
+    if all(map(_is_plain_file, folder.iterdir())):
         _remove(folder)
 
 
@@ -108,12 +125,18 @@ def _check_unchanged(folder: Path, name: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.name == "__pycache__" and _is_bytecode(path):
             continue  # Python writes it when a script of the folder runs
+        if path.name == TRAINED_VALUES and _is_plain_file(path):
+            continue
         if path.name != LIST and path.name not in hashes:
             raise InvalidInput(
                 f"folder {name} holds {path.name!r}, which no export wrote; move it, or give another name"
             )
-        if path.name != LIST and (path.is_symlink() or not path.is_file() or _hash(path) != hashes[path.name]):
+        if path.name != LIST and (not _is_plain_file(path) or _hash(path) != hashes[path.name]):
             raise InvalidInput(f"{path.name!r} in folder {name} was changed since it was exported; give another name")
+
+
+def _is_plain_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _is_bytecode(folder: Path) -> bool:
@@ -123,7 +146,7 @@ def _is_bytecode(folder: Path) -> bool:
 def _read_hashes(folder: Path) -> dict[str, str] | None:
     """Returns the hashes that an export wrote into `folder`; None without such a list."""
     path = folder / LIST
-    if path.is_symlink() or not path.is_file():
+    if not _is_plain_file(path):
         return None
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

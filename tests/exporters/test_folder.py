@@ -47,7 +47,7 @@ def test_a_folder_with_a_placement_file_is_no_export(tmp_path):
     assert sorted(os.listdir(tmp_path / "out")) == [".git", "placed_plan.json", "placement.json", "thesis.tex"]
 
 
-@pytest.mark.parametrize("name", ["trained_values.npz", "thesis.tex", ".hidden"])
+@pytest.mark.parametrize("name", ["trained_values.partial.npz", "thesis.tex", ".hidden"])
 def test_what_was_added_is_kept(out, name):
     (out / name).write_text("mine")
     with pytest.raises(bl.InvalidInput, match=f"holds '{name}', which no export wrote"):
@@ -75,6 +75,39 @@ def test_bug_an_export_that_had_run_could_not_be_replaced(out, tmp_path):
     with pytest.raises(bl.InvalidInput, match="holds '__pycache__', which no export wrote"):
         write_folder(out, EARLIER_FILES)
     assert (cache / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_bug_an_export_that_had_trained_could_not_be_replaced(out, tmp_path, monkeypatch, has_links):
+    """What its script trained stays, also on file systems without links, until the script trains again."""
+    if not has_links:
+        monkeypatch.setattr(os, "link", lambda *_: os.stat(tmp_path / "no such file"))
+    (out / module.TRAINED_VALUES).write_bytes(b"a week's work")
+    write_folder(out, LATER_FILES)
+    assert content(out) == {**as_bytes(LATER_FILES), module.TRAINED_VALUES: b"a week's work"}
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_values_trained_during_an_export_are_kept(out, tmp_path):
+    (out / module.TRAINED_VALUES).write_bytes(b"old")
+    exchange = module.exchange_folders
+
+    def train_and_exchange(partial, target):
+        (out / "other.npz").write_bytes(b"new")
+        os.replace(out / "other.npz", out / module.TRAINED_VALUES)
+        return exchange(partial, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "exchange_folders", train_and_exchange)
+        write_folder(out, LATER_FILES)
+    assert content(out) == {**as_bytes(LATER_FILES), module.TRAINED_VALUES: b"new"} and os.listdir(tmp_path) == ["out"]
+
+
+def test_a_link_to_trained_values_is_kept(out, tmp_path):
+    (tmp_path / "elsewhere").write_text("mine")
+    (out / module.TRAINED_VALUES).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(bl.InvalidInput, match="which no export wrote"):
+        write_folder(out, LATER_FILES)
 
 
 def test_what_was_changed_is_kept(out):

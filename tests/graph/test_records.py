@@ -1,6 +1,7 @@
 """Records are validated once, on construction: each mistake has its own clear error."""
 
 import dataclasses
+import gc
 import pickle
 
 import numpy as np
@@ -182,6 +183,27 @@ def test_a_placement_of_groups_is_a_placement_of_ops():
     assert placement.on(fine).device.tolist() == [1, 1, 0, 0]
     with pytest.raises(bl.InvalidInput, match="made for another graph"):
         placement.on(graph())
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"names": ["a", "b", "d"]}, "its op 2 is 'd' instead of 'c'"),
+        ({"edges": [(0, 1, 1), (0, 2, 1)]}, "its op 'c' reads other ops"),
+        ({"edges": [(0, 1, 1), (0, 1, 2), (1, 2, 1)]}, "its tensors differ: 3 instead of 2"),
+    ],
+)
+def test_bug_the_error_did_not_say_what_differs_between_graphs_of_one_size(changes, difference):
+    columns = {"duration": [1] * 3, "edges": [(0, 1, 1), (1, 2, 1)], "names": ["a", "b", "c"], **changes}
+    original = graph(duration=[1] * 3, edges=[(0, 1, 1), (1, 2, 1)], names=["a", "b", "c"])
+    coarse = bl.Placement(device=[0], graph_key="of groups", group_of=[0] * 3, source_key=original.key)
+    for placement in (bl.Placement(device=[0] * 3, graph_key=original.key), coarse):
+        with pytest.raises(bl.InvalidInput, match=f"this graph has 3 ops, and {difference}$"):
+            placement.on(graph(**columns))
+    del original
+    gc.collect()
+    with pytest.raises(bl.InvalidInput, match="this graph has 3 ops, and its names or tensors differ$"):
+        coarse.on(graph(**columns))
 
 
 def test_members_of_groups_may_have_an_order_of_their_own():

@@ -5,8 +5,9 @@ import pytest
 from fewer import fast
 
 from baechi_lab import Cluster, Link, OpGraph, Placement, bounds, check, place, simulate
-from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
+from baechi_lab.errors import ExecutionError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.graph import generators
+from baechi_lab.placers import metis
 from baechi_lab.placers.evaluation.assignment import Assignment, Limits, make_assignment, positions
 from baechi_lab.placers.evaluation.checkpoints import accept_checkpoints, last_checkpoint_before
 from baechi_lab.placers.evaluation.evaluate import evaluate, evaluate_after, overflow
@@ -134,6 +135,22 @@ def test_a_start_beyond_memory_is_repaired_or_refused_by_name():
     assert sorted(place(graph, cluster, "search", time_limit=0.01, start=start).device.tolist()) == [0, 1]
     with pytest.raises(InfeasiblePlacement, match=r"'mine'.*60"):
         place(graph, Cluster.uniform(2, memory_bytes=50), "search", time_limit=0.01, start=start)
+
+
+def test_bug_a_search_ended_if_the_process_of_metis_did(monkeypatch):
+    """`exact` starts from the same rules."""
+    pytest.importorskip("pymetis")
+
+    def fail(*arguments, **options):
+        raise ExecutionError("METIS runs in a process of its own, which failed: killed")
+
+    graph, cluster = two_chains()
+    options = {"time_limit": None, "evaluations": 50}
+    expected = place(graph, cluster, "search", **options)
+    monkeypatch.setattr(metis, "metis_parts", fail)
+    with pytest.warns(UserWarning, match="goes on without METIS: METIS runs"):
+        placement = place(graph, cluster, "search", **options)
+    assert simulate(graph, cluster, placement).makespan_us == simulate(graph, cluster, expected).makespan_us
 
 
 @pytest.mark.slow

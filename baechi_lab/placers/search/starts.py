@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import BaechiLabError, InfeasiblePlacement, MissingPackage
+from ...errors import BaechiLabError, ExecutionError, InfeasiblePlacement, MissingPackage
 from ...graph import Cluster, OpGraph, Placement
+from ...internal_warnings import outer_stacklevel
 from ...simulator.schedulers.pct import path_computation_time
 from ..auto import fast_placers, forms_of, parts_of, propose
 from ..contiguous import contiguous_splits
@@ -106,6 +108,9 @@ class Starts:
             try:
                 yield from metis_partitions(graph, self.cluster, seed=self.seed, part_count=part_count)
             except MissingPackage:
+                return
+            except ExecutionError as error:
+                warnings.warn(f"the search goes on without METIS: {error}", stacklevel=outer_stacklevel())
                 return
 
     def from_placement(self, start_placement: Placement) -> Candidate:
