@@ -58,6 +58,16 @@ test("a text is shortened to the pixels there are", () => {
   assert.equal(shortened("0123456789a", 16, 10), "");
 });
 
+test("names that differ in their last number alone differ when they are shortened, too", () => {
+  const to = (/** @type {number} */ count, /** @type {string[]} */ ...names) => names.map((name) => shortened(name, 5.6 * count + 1, 10));
+  assert.deepEqual(to(7, "part 1 of 12", "part 12 of 12"), ["part 1", "part 12"]);
+  assert.deepEqual(to(4, "part 1 of 12", "part 12 of 12"), ["pa…1", "p…12"]);
+  assert.deepEqual(to(5, "linear1", "linear2", "dropout", "add#1"), ["lin…1", "lin…2", "drop…", "add#1"]);
+  assert.deepEqual(to(6, "layers.10", "layers.0 to layers.3", "layers.4 to layers.11"), ["lay…10", "la…0–3", "l…4–11"]);
+  assert.deepEqual(to(2, "layers.10", "gpu:3", "block 7 of 9", "norm1"), ["10", "3", "7", ""]); // a number that ends a word is no name
+  assert.deepEqual(to(4, "122.86", "1234567"), ["122…", "123…"]); // of a number the first digits count
+});
+
 test("a text that would go over the right edge stands at the left, where there is more room", () => {
   assert.equal(standsLeft(700, 260, 132, 992), false); // ends at 960
   assert.equal(standsLeft(780, 260, 132, 992), true); // would end at 1040

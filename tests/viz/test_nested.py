@@ -114,6 +114,23 @@ def test_operators_in_modules_belong_to_the_module_s_path():
     assert not (tree.kind == LEVEL).any() and len(shown) > 5
 
 
+def test_a_module_outside_all_layers_is_a_box_of_its_own_with_its_update():
+    """PyTorch's layer profiles name a call as its module: neither the embedding nor the head belongs to a layer of `enc`."""
+    layers = [f"enc.layers.{k}.{x}" for k in range(8) for x in ("attn", "linear1")]
+    ahead = ["emb", *layers, "head", "loss"]
+    names = [*ahead, *(f"{name}/backward" for name in ahead[::-1]), *(f"{name}/update" for name in ahead[:-1])]
+    count = len(ahead)
+    edges = [(k, k + 1, 8) for k in range(2 * count - 1)]
+    edges += [(2 * count - 1 - k, 2 * count + k, 8) for k in range(count - 1)]
+    forward_of = [*[-1] * count, *range(count)[::-1], *[-1] * (count - 1)]
+    tree = build_tree(bl.OpGraph.from_edges(np.ones(len(names)), edges, names=names, forward_of=forward_of))
+    inside = {tree.names[k]: {names[op] for op in tree.members(k)} for k in tree.children[ROOT]}
+    assert inside["emb"] == {"emb", "emb/update"} and inside["head"] == {"head", "head/update"}
+    assert inside["loss"] == {"loss"} and inside["head/backward"] == {"head/backward"}
+    layer = next(k for k in range(len(tree)) if tree.labels[k] == "layers.3" and not tree.backward[k])
+    assert [tree.labels[k] for k in tree.children[layer]] == ["attn", "linear1"]  # no box has the name "update" alone
+
+
 # -- levels between ----------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ MOST_STRAYS = 0.05
 def scope_paths(graph: OpGraph) -> tuple[Path, ...]:
     """Returns the scopes around every op, outermost first; those of a backward op begin with `BACKWARD`.
 
+    - The call of a PyTorch module is in the scope of that module, as its update is: `head` with `head/update`.
     - A backward op has the scopes of its forward op (`forward_of`), or those behind `gradient_tape/` in its name.
     - An update has the scopes of the variable with which it is colocated, or those behind `optimizer/` in its name.
     - Variables and constants outside the model's scopes have the scopes of their readers.
@@ -37,10 +38,12 @@ def scope_paths(graph: OpGraph) -> tuple[Path, ...]:
     (('net',), ('net',), ('∇', 'net'), ('∇', 'net'))
     """
     mark = separator(graph.names)
+    modules = {name.partition("/")[0] for name in graph.names if "/" in name} if mark == "." else set()
     paths: list[Path] = []
     for name, twin in zip(graph.names, graph.forward_of.tolist(), strict=True):
         components = tuple(parts_of(name, mark))
-        backward, scopes = components[0] in TAPES or twin >= 0, components[:-1]
+        scopes = components if name in modules else components[:-1]
+        backward = components[0] in TAPES or twin >= 0
         while scopes and scopes[0] in (*TAPES, "optimizer"):
             scopes = scopes[1:]
         paths.append((BACKWARD, *scopes) if backward else scopes)
@@ -52,7 +55,8 @@ def scope_paths(graph: OpGraph) -> tuple[Path, ...]:
     # Give sources whose outermost scope has no computing op the common scopes of their forward readers, or of
     # all readers. The same holds for updates in such a scope: a learning rate, the slots of an optimizer.
     source = np.diff(graph.predecessors[0]) == 0
-    computing = {p[0] for p, no in zip(paths, (source | update).tolist(), strict=True) if p and not no}
+    computes = ~(source | update) | np.array([name in modules for name in graph.names], dtype=np.bool_)
+    computing = {path[0] for path, is_computing in zip(paths, computes.tolist(), strict=True) if path and is_computing}
     outside = [bool(p) and p[0] not in computing for p in paths]
     readers: dict[int, list[Path]] = {}
     forward = ~update & np.array([bool(p) and p[0] != BACKWARD for p in paths], dtype=np.bool_)

@@ -455,12 +455,19 @@ function listen(model, handlers) {
   return () => entries.forEach(([name, handler]) => model.off(`change:${name}`, handler));
 }
 
-/** `text` shortened to `width` pixels, by an average character width of 0.56 em.
+/** `text` shortened to `width` pixels, by an average character width of 0.56 em. Names beside each other often differ in
+ * nothing but the number at their end, which therefore stays: `layers.10` becomes `l…10`, `part 3 of 12` becomes `part 3`.
  * @param {string} text @param {number} width @param {number} size of the font in pixels */
 function shortened(text, width, size) {
   const fits = Math.floor(width / (size * 0.56));
   if (text.length <= fits) return text;
-  return fits < 4 ? "" : `${text.slice(0, fits - 1)}…`;
+  const name = text.replace(/ of \d+$/, "").replace(/^(\D+)(\d+) to \1(\d+)$/, "$1$2–$3");
+  if (name.length <= fits) return name;
+  const [, number = ""] = /^\D.*?(\d+(?:–\d+)?)$/.exec(name) ?? [];
+  if (number && number.length + 2 <= fits) return `${name.slice(0, fits - 1 - number.length)}…${number}`;
+  const isAlone = / |[.:/]/.test(name.at(-1 - number.length) ?? "");
+  if (number && isAlone && number.length <= fits) return number;
+  return fits < 4 ? "" : `${name.slice(0, fits - 1)}…`;
 }
 
 /** Whether what belongs to `x` stands at its left: it is not whole at the right, and there is more room at the left.
