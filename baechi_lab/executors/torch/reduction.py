@@ -8,7 +8,7 @@ selects among the samples of a batch may be equal by chance, so other batches ar
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -155,7 +155,8 @@ def reduction_of(
         if batch_divisors is not None and None not in micro_divisors:
             tables = replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
     tables = tables or [{} for _ in steps_to_try]
-    if _is_mean_or_sum(step, model, layers, steps_to_try, tables, has_warned, drawn_batches) is False:
+    mean = _is_mean_or_sum(step, model, layers, steps_to_try, tables, has_warned, counter.uses_autocast, drawn_batches)
+    if mean is False:
         return Reduction(False, none)
     return reduction
 
@@ -206,6 +207,8 @@ class _Counter:
     def __init__(self, model: nn.Module, layers: Sequence[str]):
         self.model, self.layers = model, layers
         self.shapes: list[tuple[tuple[int, ...], str]] = []
+        self.uses_autocast = False
+        self.switch_autocast = torch.set_autocast_enabled
         try:
             self.dry: DryRun | None = DryRun(model, layers)
         except _FAILURES:
@@ -216,16 +219,24 @@ class _Counter:
         args, kwargs = step.arguments(self.model)
         if self.dry is not None:
             try:
-                divisors = self.dry(step.loss_of, args, kwargs)
+                with _autocast_switches(self._note_autocast):
+                    divisors = self.dry(step.loss_of, args, kwargs)
                 self.shapes = self.shapes or self.dry.shapes
                 return divisors
             except _FAILURES:
                 self.dry, self.shapes = None, []
         try:
             # tensors that depend on parameters need gradients
-            return divisors_of(self.model, self.layers, step.loss_of, args, kwargs, lambda t: not t.requires_grad)[0]
+            with _autocast_switches(self._note_autocast):
+                return divisors_of(self.model, self.layers, step.loss_of, args, kwargs, lambda t: not t.requires_grad)[
+                    0
+                ]
         except _FAILURES:
             return None
+
+    def _note_autocast(self, device_type: str, enabled: bool) -> None:
+        self.uses_autocast |= enabled
+        self.switch_autocast(device_type, enabled)
 
 
 @dataclass(frozen=True)
@@ -266,16 +277,18 @@ def _is_mean_or_sum(
     micro_steps: Sequence[TorchStep],
     tables: Sequence[Replacements],
     has_warned: bool,
+    uses_autocast: bool,
     drawn_batches: Sequence[_DrawnBatch] = (),
 ) -> bool | None:
     """Whether the loss and gradients of `step` are the mean (True) or the sum (False) of those of its micro-batches, or None.
 
-    `has_warned` says that a warning about state between forward passes was given. `drawn_batches` are tried as well.
+    `has_warned` says that a warning about state between forward passes was given, `uses_autocast` that parts are computed in
+    16 bits by `torch.autocast`. `drawn_batches` are tried as well.
     """
     trials = _Trials(step, model, layers, micro_steps, tables, has_warned)
     assumed_reduction = "mean"
     # Fixed draws alone prove no mean: they only show what other draws cannot repair.
-    in_half = any(t.dtype in _HALF for t in (*model.parameters(), *model.buffers()))
+    in_half = any(t.dtype in _HALF for t in (*model.parameters(), *model.buffers())) or uses_autocast
     for steady, fixed_draws, single in (
         *(((_layers_in_evaluation(model), False, True),) if in_half else ()),
         (_layers_in_evaluation(model), False, False),
@@ -475,13 +488,25 @@ def _without_dropout(name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwarg
 
 
 @contextlib.contextmanager
+def _autocast_switches(switch: Callable[[str, bool], None]) -> Iterator[None]:
+    """Calls `switch(device_type, enabled)` where `torch.autocast` turns autocast on or off."""
+    before = torch.set_autocast_enabled
+    torch.set_autocast_enabled = switch  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled = before  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
 def _in_single_precision(model: nn.Module) -> Iterator[None]:
-    """Gives 16-bit parameters and buffers 32 bits, so that rounding does not hide what couples samples."""
+    """Gives 16-bit parameters and buffers 32 bits, without autocast, so that rounding does not hide what couples samples."""
     before = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if t.dtype in _HALF]
     for t, data in before:
         t.data = data.float()
     try:
-        yield
+        with _autocast_switches(lambda device_type, enabled: None):
+            yield
     finally:
         for t, data in before:
             t.data = data

@@ -221,6 +221,28 @@ def test_bug_gradients_of_early_layers_were_not_compared(build, loss, message):
     assert {p.dtype for p in model.parameters()} == {dtype}
 
 
+class AutocastRouter(Router):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+@pytest.mark.parametrize(("penalty", "kind"), [(0.0, "mean"), (0.3, "neither")])
+def test_bug_autocast_hid_a_loss_that_couples_samples(penalty, kind):
+    """Differences within the rounding of bfloat16 passed; now the step is compared without autocast, too."""
+    inputs = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+    step = as_step(
+        lambda o, t: F.cross_entropy(o[0], t) + penalty * o[1], TOKENS[:, 0] % 3, build=AutocastRouter, inputs=(inputs,)
+    )
+    model = step.model()
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reduction_of(step, model, layers, step.micro_batches(4))
+    assert ["neither the mean nor the sum" in str(w.message) for w in caught] == [True] * (kind == "neither")
+    assert not torch.is_autocast_enabled("cpu")
+
+
 def hardest_half(outputs, labels):
     return F.cross_entropy(outputs, labels, reduction="none").topk(len(outputs) // 2).values.mean()
 
