@@ -1,4 +1,4 @@
-"""The machine-learning frameworks by name, so that other rooms can use a framework without importing it.
+"""The machine-learning frameworks by name, so that other packages can use a framework without importing it.
 
 Each stage has a module `framework` per framework, such as `executors/torch/framework.py`, that follows the stage's protocol
 (`Profiler`, `Executor`, `Exporter`). It is imported on first use, so that the records need neither TensorFlow nor PyTorch.

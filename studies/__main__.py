@@ -1,4 +1,4 @@
-"""`python -m studies table3`: a table of paper B from the stored profiles."""
+"""`python -m studies table3`: a table of Jeon et al. 2020 from the stored profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paper C's experiment, for `07_critical_path.ipynb`: drawn costs and clusters, every partitioner under every scheduler.
+"""Mayer et al.'s experiment, for `07_critical_path.ipynb`: drawn costs and clusters, every partitioner under every scheduler.
 
 Source: Mayer, Mayer, Laich 2017, section 5.1 and Figure 3 (doi:10.1145/3154842.3154843).
 """

@@ -1,4 +1,4 @@
-"""What paper B published (Baechi, SoCC 2020), for comparison only: nothing here enters a computation.
+"""What Jeon et al. 2020 published (Baechi, SoCC), for comparison only: nothing here enters a computation.
 
 Step times in seconds, measured by its authors on four RTX 2080 of 8 GB; None where they ran out of memory.
 """

@@ -58,7 +58,7 @@ def stored(name: str, folder: str | Path = "data") -> OpGraph:
 
 
 def paper_cluster(memory_bytes: int | str = "8GB", comm: str = "sequential") -> Cluster:
-    """Paper B's machine, simulated: four RTX 2080, transfers through host memory, one at a time per device."""
+    """Jeon et al.'s machine, simulated: four RTX 2080, transfers through host memory, one at a time per device."""
     return Cluster.uniform(4, memory_bytes=memory_bytes, comm=comm)
 
 

@@ -3,10 +3,10 @@
     python -m studies.search_quality --graphs FOLDER --seconds 10 --seeds 3 --store result.json
 
 `--graphs` (or the environment's BAECHI_LAB_GRAPHS) is a folder of dnn-partitioning graphs, read from where it is; the
-project's own profiles come from `--data`, with paper B's link. The graphs of paper C, whose stored costs are placeholders,
-get costs drawn as in its section 5.1 (1 to 100 operations and bytes; speed and bandwidth at their means, 55 and 35).
-Graphs that `generators` makes, as other tests use them, join these; their means are also given apart. `--quick`: the small
-graphs, 2 s, one seed.
+project's own profiles come from `--data`, with Jeon et al.'s link. The graphs of Mayer et al. 2017, whose stored costs are
+placeholders, get costs drawn as in its section 5.1 (1 to 100 operations and bytes; speed and bandwidth at their means, 55
+and 35). Graphs that `generators` makes, as other tests use them, join these; their means are also given apart. `--quick`:
+the small graphs, 2 s, one seed.
 
 Definitions. *Best rule*: the fastest feasible row of `auto`'s table (under FIFO alone: of its rows with that scheduler).
 *Search*: the median makespan over the seeds. *Bound*: the largest of `bounds(effort="high")`. *Transfers dominate* where
@@ -53,7 +53,7 @@ def graphs(
     folder: str | Path | None, data: str | Path, quick: bool = False
 ) -> Iterator[tuple[OpGraph, dict[str, Any]]]:
     """The graphs of the bars and what their clusters need: those of dnn-partitioning in `folder` (None: left out), stored
-    profiles in `data`, generated ones, and paper C's with drawn costs."""
+    profiles in `data`, generated ones, and Mayer et al.'s with drawn costs."""
     paths = [] if folder is None else [Path(folder) / name for name in SHARED]
     measured = (load_graph(path) for path in [*paths, *(Path(data) / name for name in STORED_GRAPHS)])
     generated_graphs = (
@@ -71,7 +71,7 @@ def graphs(
 
 
 def drawn(graph: OpGraph, seed: int = 0) -> OpGraph:
-    """`graph` with durations and sizes drawn uniformly from 1 to 100 (paper C, section 5.1)."""
+    """`graph` with durations and sizes drawn uniformly from 1 to 100 (Mayer et al. 2017, section 5.1)."""
     rng = np.random.default_rng(seed)
     size = rng.integers(1, 101, graph.tensor_count)
     return graph.replace(duration_us=rng.uniform(1.0, 100.0, graph.n), tensor_bytes=size)

@@ -1,4 +1,4 @@
-"""Paper B's Figure 8: place with a wrong profile, run with the right one."""
+"""Jeon et al.'s Figure 8: place with a wrong profile, run with the right one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`python -m studies.store_profiles FOLDER`: the profiled graphs that the notebooks start from.
 
-Every profile is the roofline estimate for the GPU of paper B, so that the files are the same on every machine with
+Every profile is the roofline estimate for the GPU of Jeon et al. 2020, so that the files are the same on every machine with
 the same TensorFlow; it takes a few minutes. `FOLDER/README.md` is rewritten with what each file holds.
 """
 
@@ -32,19 +32,32 @@ class Stored:
 
 PROFILES = (
     Stored("inception_v3-batch16", "inception_v3", {"batch_size": 16}, "exploring batch sizes"),
-    Stored("inception_v3-batch32", "inception_v3", {"batch_size": 32}, "B, Tables 2-5 and Figure 9"),
-    Stored("inception_v3-batch64", "inception_v3", {"batch_size": 64}, "B, Table 3"),
+    Stored("inception_v3-batch32", "inception_v3", {"batch_size": 32}, "Jeon et al. 2020, Tables 2-5 and Figure 9"),
+    Stored("inception_v3-batch64", "inception_v3", {"batch_size": 64}, "Jeon et al. 2020, Table 3"),
     Stored("inception_v3-batch128", "inception_v3", {"batch_size": 128}, "exploring batch sizes"),
     Stored("gnmt-length40-batch64", "gnmt", {"sequence_length": 40, "batch_size": 64}, "exploring batch sizes"),
     Stored(
-        "gnmt-length40-batch128", "gnmt", {"sequence_length": 40, "batch_size": 128}, "B, Tables 2-5, Figures 8 and 9"
+        "gnmt-length40-batch128",
+        "gnmt",
+        {"sequence_length": 40, "batch_size": 128},
+        "Jeon et al. 2020, Tables 2-5, Figures 8 and 9",
     ),
-    Stored("gnmt-length40-batch256", "gnmt", {"sequence_length": 40, "batch_size": 256}, "B, Table 3 and Figure 8"),
-    Stored("gnmt-length40-batch512", "gnmt", {"sequence_length": 40, "batch_size": 512}, "exploring batch sizes"),
-    Stored("gnmt-length50-batch128", "gnmt", {"sequence_length": 50, "batch_size": 128}, "B, Tables 3 and 5"),
-    Stored("gnmt-length50-batch256", "gnmt", {"sequence_length": 50, "batch_size": 256}, "B, Table 3"),
     Stored(
-        "gnmt-steps-length40-batch128", "gnmt", {"projection": "steps"}, "output layer unrolled, as in H's Figure 2"
+        "gnmt-length40-batch256",
+        "gnmt",
+        {"sequence_length": 40, "batch_size": 256},
+        "Jeon et al. 2020, Table 3 and Figure 8",
+    ),
+    Stored("gnmt-length40-batch512", "gnmt", {"sequence_length": 40, "batch_size": 512}, "exploring batch sizes"),
+    Stored(
+        "gnmt-length50-batch128", "gnmt", {"sequence_length": 50, "batch_size": 128}, "Jeon et al. 2020, Tables 3 and 5"
+    ),
+    Stored("gnmt-length50-batch256", "gnmt", {"sequence_length": 50, "batch_size": 256}, "Jeon et al. 2020, Table 3"),
+    Stored(
+        "gnmt-steps-length40-batch128",
+        "gnmt",
+        {"projection": "steps"},
+        "output layer unrolled (Mirhoseini et al., Figure 2)",
     ),
 )
 
@@ -130,7 +143,7 @@ them), in ms; float32 without TF32, PyTorch 2.1, CUDA 12.1. `studies.kernels` fi
 with TensorFlow 2.21. No training data, weights or third-party measurements are in them.
 
 **Estimated, not measured.** `bl.profile(step, hardware=Hardware.named("{hardware}").as_roofline())`: a roofline over FLOPs and
-bytes for the GPU of paper B (NVIDIA RTX 2080). Kernels reach a part of their peak, so real steps are slower.
+bytes for the GPU of Jeon et al. 2020 (NVIDIA RTX 2080). Kernels reach a part of their peak, so real steps are slower.
 
 **Units.** `duration_us` microseconds on one `{hardware}`; `temp_bytes`, `persistent_bytes` and tensor sizes bytes;
 "work" above is the sum of all durations in seconds, which is the step time on one device. The format is described by

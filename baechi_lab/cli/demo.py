@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..graph import Placement, Timeline
 
 PASSES_OF_MODEL = {"inception_v3": "colocation,fusion"}
-"""Paper B, section 5.4: on Inception-V3 co-placement makes one massive group, so it was switched off."""
+"""Jeon et al. 2020, section 5.4: on Inception-V3 co-placement makes one massive group, so it was switched off."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -106,7 +106,7 @@ class Cluster:
             n: number of devices.
             memory_bytes: memory of each device; by default that of its kind in the hardware table, or 8 GB for other kinds.
             link: the link of every pair, or a name such as "nvlink", "pcie4", "infiniband-ndr", "ethernet-100g"; by default
-                the fastest one of the kind in the hardware table, or PCIe 3.0 through host memory (paper B, section 5.1).
+                the fastest one of the kind in the hardware table, or PCIe 3.0 through host memory (Jeon et al. 2020, 5.1).
             comm: `parallel`, `sequential` or `duplex`.
             kind: kind of the devices: "gpu", "cpu" or a name of the hardware table ("a100"), in any case.
             speed: speed relative to the reference device.

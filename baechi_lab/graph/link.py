@@ -71,7 +71,7 @@ class Link:
 
 
 PCIE = Link(134.0, 0.0001754)
-"""PCIe 3.0 through host memory (paper B, section 5.1)."""
+"""PCIe 3.0 through host memory (Jeon et al. 2020, section 5.1)."""
 
 FREE = Link(0.0, 0.0)
 """Moves bytes at no cost."""

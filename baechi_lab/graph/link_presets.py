@@ -134,7 +134,7 @@ def named_link(name: str, kind: str = "gpu") -> Link:
 def default_link(kind: str) -> Link:
     """Returns the default link between devices of one kind: the fastest one of named hardware.
 
-    For other kinds, and for hardware without links of its own, it is PCIe 3.0 through host memory (paper B, section 5.1).
+    For other kinds, and for hardware without links of its own, it is PCIe 3.0 through host memory (Jeon et al. 2020, 5.1).
 
     >>> default_link("H100") == named_link("nvlink4"), default_link("gpu") == PCIE
     (True, True)

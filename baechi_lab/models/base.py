@@ -34,7 +34,9 @@ class Model(Params):
 
     @classmethod
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:
-        """Returns int32[n]: the device that a human expert gives each op; here all ops go to device 0 (papers B 5.3, H 4).
+        """Returns int32[n]: the device that a human expert gives each op; here all ops go to device 0.
+
+        Source: Jeon et al. 2020, section 5.3; Mirhoseini et al. 2018, section 4.
 
         `graph` is this model's profiled graph, `devices` >= 1 the number of devices. `attention` says whether the
         attention between decoder and encoder goes with the "last" or the "first" layer, where a model has it.

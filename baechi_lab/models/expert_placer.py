@@ -1,4 +1,7 @@
-"""Placements of human experts: one LSTM layer per device, convolutional networks on one (papers B 5.3 and H 4)."""
+"""Placements of human experts: one LSTM layer per device, convolutional networks on one.
+
+Source: Jeon et al. 2020, section 5.3, and Mirhoseini et al. 2018, section 4.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ class Expert(Placer):
     """The hand-made rule of a benchmark model: a recurrent layer per device, a convolutional network on one.
 
     Idea: rules by name scope, see `baechi_lab.models`; O(ops). Wu et al. 2016 (arXiv:1609.08144) put encoder and
-    decoder layer k on device k; B adds the embedding to the first and the output layer to the last, H the attention.
-    Like an expert it chooses before it knows the memory, and raises an error if the memory does not suffice (B's
-    Table 4). Ops run in the order in which they become ready.
+    decoder layer k on device k; Jeon et al. 2020 add the embedding to the first and the output layer to the last,
+    Mirhoseini et al. 2018 the attention. Like an expert it chooses before it knows the memory, and raises an error if the
+    memory does not suffice (Table 4 of Jeon et al. 2020). Ops run in the order in which they become ready.
 
     Args:
         model: name of the benchmark model; None takes it from the graph's name.
-        attention: "last" places a translation model's attention with the last layer, as H does; "first" with the
-            first, which in GNMT asks for it and, on slow links, saves two transfers per time step.
+        attention: "last" places a translation model's attention with the last layer, as Mirhoseini et al. 2018 do; "first"
+            with the first, which in GNMT asks for it and, on slow links, saves two transfers per time step.
 
     Raises `InfeasiblePlacement` when a device's memory does not suffice, `UnknownNameError` for a graph of no
     benchmark model.

@@ -1,4 +1,7 @@
-"""`bl.models.expert`: where a human expert puts each op of a benchmark model (papers B 5.3 and H 4)."""
+"""`bl.models.expert`: where a human expert puts each op of a benchmark model.
+
+Source: Jeon et al. 2020, section 5.3, and Mirhoseini et al. 2018, section 4.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ def model_of(graph: OpGraph, model: str | None = None) -> str:
 def expert(model: str | None, graph: OpGraph, cluster: Cluster, attention: str = "last") -> NDArray[np.int32]:
     """Returns int32[n]: the expert's device of every op; None takes the model from the graph's name.
 
-    `attention`: whether a translation model's attention goes with the "last" layer (paper H) or with the "first".
-    Colocation groups stay together; an op that may not run on the expert's device goes to the first that it may.
+    `attention`: whether a translation model's attention goes with the "last" layer (Mirhoseini et al. 2018) or with the
+    "first". Colocation groups stay together; an op that may not run on the expert's device goes to the first that it may.
     The expert knows no memory limit. Raises `UnknownNameError` for a graph of no benchmark model.
     """
     device = model_class(model_of(graph, model)).expert(graph, cluster.n, attention)

@@ -25,14 +25,14 @@ class Gnmt(TranslationModel):
     and the cheapest in memory; "adam", which they begin with, can be chosen. Left out: dropout and padding, which
     would make losses incomparable between placements, or shapes dynamic; sequences have their full length.
 
-    TensorFlow 2.21 traces 17,935 ops at length 40 and 22,346 at 50; paper B's graphs have 18,050 (-0.6%) and 22,340
+    TensorFlow 2.21 traces 17,935 ops at length 40 and 22,346 at 50; Jeon et al.'s graphs have 18,050 (-0.6%) and 22,340
     (+0.03%). They are this near because the cells are written with BasicLSTMCell's ops, and because every variable
     is read once per step and has one fused update, as in TensorFlow 1; they differ because TensorFlow 2 knows shapes
     when it traces and has constants where TensorFlow 1 computed them. `bl.trace` drops 97 ops without effect.
 
     `projection` "whole" multiplies all time steps at once; "steps" does so per step, so that it overlaps with the
-    decoder. B does not say which; the memory of its expert's fullest device (83% of 2.4 GB) fits "whole" (simulated:
-    2.04 GB), not "steps" (1.17 GB).
+    decoder. Jeon et al. 2020 do not say which; the memory of their expert's fullest device (83% of 2.4 GB) fits "whole"
+    (simulated: 2.04 GB), not "steps" (1.17 GB).
     """
 
     name: ClassVar[str] = "gnmt"

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InceptionV3(Model):
-    """Images: Keras' own Inception-V3 in training mode, with RMSprop as in its paper and in paper B 5.1.
+    """Images: Keras' own Inception-V3 in training mode, with RMSprop as in its paper and in Jeon et al. 2020, section 5.1.
 
     Random weights; batch normalization updates its moving averages. The update is TensorFlow's fused
-    `ResourceApplyRMSProp`, one op per variable, as in B's graphs. The expert keeps it on one device (B 5.3, H 4).
+    `ResourceApplyRMSProp`, one op per variable, as in Jeon et al.'s graphs. The expert keeps it on one device
+    (Jeon et al. 2020, section 5.3; Mirhoseini et al. 2018, section 4).
     """
 
     name: ClassVar[str] = "inception_v3"

@@ -1,4 +1,4 @@
-"""NMT: neural machine translation with attention, as paper H places it (Bahdanau et al. 2015, arXiv:1409.0473)."""
+"""NMT: neural machine translation with attention, as Mirhoseini et al. 2018 place it (Bahdanau et al. 2015, arXiv:1409.0473)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Nmt(TranslationModel):
-    """Translation: plain LSTM encoder and decoder (2, 4 or 8 layers in paper H), attention from the top decoder layer.
+    """Translation: plain LSTM encoder and decoder, attention from the top decoder layer.
+
+    Mirhoseini et al. 2018 have 2, 4 or 8 layers.
 
     The context at time t comes from the top decoder layer's state at t - 1 and is an input of the bottom layer, as
     Bahdanau et al. define it; so a time step must end before the next begins, which GNMT avoids. The output layer is
-    unrolled, as H's Figure 2 shows it. SGD with gradients clipped to a global norm of 5 (Sutskever et al. 2014).
+    unrolled, as Mirhoseini et al.'s Figure 2 shows it. SGD with gradients clipped to a global norm of 5
+    (Sutskever et al. 2014).
 
-    H gives the batch (64), not units, vocabulary or length; the defaults are ours. Its graphs have 28,044, 46,600 and
-    83,712 ops for 2, 4 and 8 layers; `sequence_length` scales ours to any of them. No dropout, no padding.
+    Mirhoseini et al. 2018 give the batch (64), not units, vocabulary or length; the defaults are ours. Their graphs have
+    28,044, 46,600 and 83,712 ops for 2, 4 and 8 layers; `sequence_length` scales ours to any of them. No dropout, no padding.
     """
 
     name: ClassVar[str] = "nmt"

@@ -1,7 +1,7 @@
 """The four update rules of the benchmark models, one fused op per variable as in TensorFlow 1. Needs TensorFlow.
 
 Keras' optimizers write each update as several element-wise ops behind one `IdentityN` that waits for all gradients.
-Paper B's graphs have `Apply...` ops that run as soon as their own gradient is there, so these call the same kernels.
+Jeon et al.'s graphs have `Apply...` ops that run as soon as their own gradient is there, so these call the same kernels.
 Hyper-parameters are those of the paper that trains each model; the step's cost does not depend on them.
 """
 

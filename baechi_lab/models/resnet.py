@@ -17,7 +17,7 @@ DEPTHS = (50, 101, 152)
 class ResNet(Model):
     """Images: Keras' own ResNet in training mode, with SGD and momentum 0.9 as in its paper; depth 50, 101 or 152.
 
-    Paper H uses depth 152 with a batch of 128. The expert keeps it on one device (H 4).
+    Mirhoseini et al. 2018 use depth 152 with a batch of 128. Their expert keeps it on one device (section 4).
     """
 
     name: ClassVar[str] = "resnet"

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class RnnLm(SequenceModel):
     """Language model: stacked LSTM layers that predict the next word.
 
-    Defaults are Zaremba et al.'s large model (2 layers, 1500 units, 10,000 words, 35 steps) with paper H's batch of
-    64; H's graph has 9,021 ops. SGD with gradients clipped to a global norm of 10, as Zaremba et al. train it. Left
-    out: dropout, and the state that they carry from batch to batch.
+    Defaults are Zaremba et al.'s large model (2 layers, 1500 units, 10,000 words, 35 steps) with the batch of
+    Mirhoseini et al. 2018, 64, whose graph has 9,021 ops. SGD with gradients clipped to a global norm of 10, as Zaremba et al.
+    train it. Left out: dropout, and the state that they carry from batch to batch.
     """
 
     name: ClassVar[str] = "rnnlm"
@@ -54,6 +54,9 @@ class RnnLm(SequenceModel):
 
     @classmethod
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:
-        """Places layer k on device k, embedding with the first, projection with the last (papers B 5.3, H 4)."""
+        """Places layer k on device k, embedding with the first, projection with the last.
+
+        Source: Jeon et al. 2020, section 5.3; Mirhoseini et al. 2018, section 4.
+        """
         rule = layered_rule(layer_count(graph), devices, ("embedding",), ("projection",))
         return assign_by_scope(graph, devices, rule)

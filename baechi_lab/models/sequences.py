@@ -60,8 +60,9 @@ class TranslationModel(SequenceModel):
 
     @classmethod
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:
-        """Places encoder and decoder layer k on device k, embedding with the first, projection with the last (papers B and H).
+        """Places encoder and decoder layer k on device k, embedding with the first, projection with the last.
 
-        The attention is with the last as in H, or with the first.
+        The attention is with the last layer (Mirhoseini et al. 2018, section 4), or with the first (Jeon et al. 2020,
+        section 5.3).
         """
         return assign_by_scope(graph, devices, translation_rule(layer_count(graph), devices, attention))

@@ -65,7 +65,7 @@ class Transformer(Model):
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:
         """Places encoder and decoder layer k on one device, embedding with the first, projection with the last.
 
-        Papers B and H have no Transformer; this is their rule for layered models.
+        Jeon et al. 2020 and Mirhoseini et al. 2018 have no Transformer; this is their rule for layered models.
         """
         rule = layered_rule(layer_count(graph), devices, ("embedding",), ("projection",))
         return assign_by_scope(graph, devices, rule)

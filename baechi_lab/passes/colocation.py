@@ -1,4 +1,4 @@
-"""Colocation constraints in normal form (paper B, section 3.1)."""
+"""Colocation constraints in normal form (Jeon et al. 2020, section 3.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Co-placement (paper B, section 3.2): groups of ops between which a transfer would only cost time."""
+"""Co-placement (Jeon et al. 2020, section 3.2): groups of ops between which a transfer would only cost time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class CoPlacement(Pass):
     are written as colocation groups. Ops are joined only if the allowed list of one side contains that of the other, so that
     a group may run wherever one of its ops may. So the rules make no graph infeasible on a cluster that could run its ops.
 
-    `cells`: paper B "applies the co-placement optimization to LSTM cell operators and also to attention operators"
-    (section 5.1). In its TensorFlow 1.12 an LSTM cell is one object per layer, called at every time step, so the
-    default takes all that is unrolled below one component (`encoder/layer1/t7/...` belongs to `encoder/layer1`).
+    `cells`: Baechi "applies the co-placement optimization to LSTM cell operators and also to attention operators"
+    (Jeon et al. 2020, section 5.1). In its TensorFlow 1.12 an LSTM cell is one object per layer, called at every time step, so
+    the default takes all that is unrolled below one component (`encoder/layer1/t7/...` belongs to `encoder/layer1`).
     r"t\d+" makes every time step a cell of its own, None none at all. `operators`, likewise by name, are those that
     were one operator in TensorFlow 1.12 and are a dozen here, batch normalizations: they count as one op in rule (i).
 
     `readers`: the readers that count in rule (i). "forward", the default: only forward readers of a forward op, and a backward
-    op with a `forward_of` joins only that op; paper B places "only forward operators" and lets the others
+    op with a `forward_of` joins only that op; Jeon et al. 2020 place "only forward operators" and let the others
     follow (section 3.3). "all" also counts backward readers and joins gradients, so that through rule (ii) a whole
     model may become one group. Rule (i) treats `operators` and given groups as single ops, and then each op
     alone. A given group (a variable) that a single op, operator or cell reads joins it first.

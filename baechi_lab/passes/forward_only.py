@@ -1,4 +1,4 @@
-"""Forward-only placement (paper B, section 3.3): only forward ops are placed, and backward ops follow them."""
+"""Forward-only placement (Jeon et al. 2020, section 3.3): only forward ops are placed, and backward ops follow them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ForwardOnly(Pass):
 
     The edges of the new graph are the tensors that forward ops read, and one more per pair of ops between which backward
     tensors are sent (unless a colocation group holds both), with the sum of their bytes, from the earlier op to the later
-    one. So it is a DAG, and the placer sees what a cut costs in the backward pass. Paper B does not say whether it did
+    one. So it is a DAG, and the placer sees what a cut costs in the backward pass. Jeon et al. 2020 do not say whether they did
     this; without it a plan for GNMT is a third too short. Memory is estimated from above, since the rule is meant for
     models that fit into one device. Durations and persistent bytes are sums. A tensor of a forward op that backward ops
     read is held throughout the step (persistent bytes of its producer's group; copies on other devices are not counted).

@@ -1,4 +1,4 @@
-"""Fusion by the safe-degree rule (paper B, section 3.3)."""
+"""Fusion by the safe-degree rule (Jeon et al. 2020, section 3.3)."""
 
 from __future__ import annotations
 

@@ -31,8 +31,9 @@ def optimize(
         cluster: the devices whose memory decides, for `forward_only="auto"`.
         passes: names of `bl.list_passes()` or pass objects, in the order in which they are applied.
         forward_only: whether to place only the forward ops (`baechi_lab.passes.forward_only`). "auto" does so if every
-            device of `cluster` can hold the whole model, by its exact peak on one device (paper B, section 3.3). Backward
-            ops are folded into their forward ops before the first "fusion" among `passes`, after passes on the whole graph.
+            device of `cluster` can hold the whole model, by its exact peak on one device (Jeon et al. 2020, section 3.3).
+            Backward ops are folded into their forward ops before the first "fusion" among `passes`, after passes on the whole
+            graph.
 
     Returns:
         A DAG whose `group_of` maps the ops of `graph` (of its original, if `graph` is coarse) to its own ops, so a placement

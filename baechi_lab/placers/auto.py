@@ -1,8 +1,8 @@
 """`auto`: run every fast placer, simulate the placements, return the best.
 
-Idea: no placer wins everywhere (paper C compares six partitioners under three schedulers and finds no winner), and simulating
-is cheap. So every fast registered placer places the graph and its optimized form, and every scheduler simulates it. The
-fastest placement that keeps all rules wins; `auto` is never worse than any of these placers. The decisions of a dynamic
+Idea: no placer wins everywhere (Mayer et al. 2017 compare six partitioners under three schedulers and find no winner), and
+simulating is cheap. So every fast registered placer places the graph and its optimized form, and every scheduler simulates
+it. The fastest placement that keeps all rules wins; `auto` is never worse than any of these placers. The decisions of a dynamic
 scheduler become the placement's planned order, so the result needs no scheduler. Groups of `bl.optimize` are simulated as
 their ops, since the order of groups may differ: first in each order of the groups, then with a dynamic scheduler choosing among
 the ops themselves (`pct of ops`), whose choices become `Placement.member_order`.

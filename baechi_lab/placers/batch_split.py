@@ -1,8 +1,8 @@
 """`batch-split`: the ops of the highest total rank to the fastest device, the next batch to the next, and so on.
 
-Idea (paper C section 3.2.1, doi:10.1145/3154842.3154843): ops on long paths matter most, and a total rank (longest path
-through the op) says so without looking for the path itself. Units are taken by total rank, highest first, each to the
-fastest device that has room; a batch ends where a device is full. O(groups log groups + groups x devices).
+Idea (Mayer et al. 2017, section 3.2.1, doi:10.1145/3154842.3154843): ops on long paths matter most, and a total rank
+(longest path through the op) says so without looking for the path itself. Units are taken by total rank, highest first, each
+to the fastest device that has room; a batch ends where a device is full. O(groups log groups + groups x devices).
 
 As in the paper only memory ends a batch: where one device can hold the whole graph, all of it goes to the fastest.
 `batches="work"` ends a batch when the device has its share of the work, in proportion to its speed.

@@ -1,4 +1,7 @@
-"""`cpu-only`: everything on the CPU, where large models fit that no accelerator holds (paper H, section 3, baselines)."""
+"""`cpu-only`: everything on the CPU, where large models fit that no accelerator holds.
+
+Source: a baseline of Mirhoseini et al. 2018, section 3.
+"""
 
 from __future__ import annotations
 

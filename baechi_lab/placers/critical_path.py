@@ -1,6 +1,6 @@
 """`critical-path`: the whole critical path on the fastest device, everything else where the work is done soonest.
 
-Idea (paper C section 3.2.2, doi:10.1145/3154842.3154843): the longest path bounds the step, so it should pay for no
+Idea (Mayer et al. 2017, section 3.2.2, doi:10.1145/3154842.3154843): the longest path bounds the step, so it should pay for no
 transfer and run on the fastest device. A path that no device can hold is divided among the fastest ones, from its
 source on. Every other unit k goes, by total rank, to the device i with the least
 

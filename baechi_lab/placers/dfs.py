@@ -1,7 +1,7 @@
 """`dfs`: walk the graph depth first and place each op where traffic x execution time is least.
 
-Idea (paper C section 3.3.2, doi:10.1145/3154842.3154843): an op that is visited right after its producer finds it placed, so
-the traffic score keeps neighbours together. The walk starts at the source of the highest total rank, visits
+Idea (Mayer et al. 2017, section 3.3.2, doi:10.1145/3154842.3154843): an op that is visited right after its producer finds it
+placed, so the traffic score keeps neighbours together. The walk starts at the source of the highest total rank, visits
 successors by total rank, and goes on with the next source. A visited unit goes to the device with the least
 
     traffic(i, l) x execTime(i, l)                                                               (equation 11),

@@ -1,7 +1,7 @@
 """Classical ETF, Earliest Task First: no memory limits.
 
-Repeatedly start the op that can start earliest on the device where it can (paper B section 2.3 after Hwang, Chow, Anger
-and Lee 1989, doi:10.1137/0218016). With uniform devices and parallel transfers the makespan is within
+Repeatedly start the op that can start earliest on the device where it can (Jeon et al. 2020, section 2.3 after Hwang, Chow,
+Anger and Lee 1989, doi:10.1137/0218016). With uniform devices and parallel transfers the makespan is within
 `2 + rho - 1/n` of the optimum under the SCT assumption. Complexity: see `earliest_start.py`.
 """
 

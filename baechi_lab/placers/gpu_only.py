@@ -1,4 +1,4 @@
-"""`gpu-only`: everything on one GPU, a strong baseline where the model fits (paper H, section 3, baselines).
+"""`gpu-only`: everything on one GPU, a strong baseline where the model fits (Mirhoseini et al. 2018, section 3, baselines).
 
 What a GPU may not run goes to its fastest allowed device, as TensorFlow places such ops on the CPU.
 """

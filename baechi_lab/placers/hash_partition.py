@@ -1,7 +1,7 @@
 """`hash`: a random device per colocation group, with odds in proportion to the devices' capacity.
 
-Idea (paper C section 3.1, doi:10.1145/3154842.3154843): spread the graph evenly without looking at it. A group's draw is
-a hash of the seed and the name of its first op, so it does not depend on the rest of the graph; devices that are
+Idea (Mayer et al. 2017, section 3.1, doi:10.1145/3154842.3154843): spread the graph evenly without looking at it. A group's
+draw is a hash of the seed and the name of its first op, so it does not depend on the rest of the graph; devices that are
 not allowed or have no room left are excluded. O(groups x devices).
 
 The paper's capacity is memory; `capacity="speed"` spreads work instead.

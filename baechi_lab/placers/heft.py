@@ -1,11 +1,11 @@
-"""`heft`: Heterogeneous Earliest Finish Time, with paper C's changes for feasibility and collocation.
+"""`heft`: Heterogeneous Earliest Finish Time, with Mayer et al.'s changes for feasibility and collocation.
 
 Idea (Topcuoglu, Hariri, Wu 2002, doi:10.1109/71.993206): take the ops by upward rank, with mean durations and mean transfers.
 Each goes to the device on which it finishes first, into a gap between earlier ops if it fits. O((ops + edges) x devices) and the
 gaps visited.
 
-Paper C section 5.1 (doi:10.1145/3154842.3154843) changes two things. Only devices with room for the op count. The first
-op of a colocation group places the whole group, and its other members get their time when their turn comes.
+Mayer et al. 2017, section 5.1 (doi:10.1145/3154842.3154843), change two things. Only devices with room for the op count. The
+first op of a colocation group places the whole group, and its other members get their time when their turn comes.
 
 It is one setting of the scheduler in `parametric.py`. The plan assumes that transfers never wait.
 `info["planned_makespan_us"]` is the step that it expects. The simulated step differs if transfers queue, or if a device that

@@ -12,10 +12,10 @@ Deviations:
 - Step times are simulated unless `reward` says otherwise.
 - A colocation group counts as one op.
 - An op that its group's device may not run goes to its fastest allowed device, as in TensorFlow if an op has no kernel for GPUs
-  (H, section 3).
+  (Mirhoseini et al. 2018, section 3).
 - One controller replaces four asynchronous ones, so that a seed repeats a run.
 
-H does not state the decay of the baseline nor the range of the initial weights.
+Mirhoseini et al. 2018 do not state the decay of the baseline nor the range of the initial weights.
 """
 
 from __future__ import annotations
@@ -148,15 +148,15 @@ class Hierarchical(TrainingParameters, Placer):
     name: ClassVar[str] = "hierarchical"
     anytime: ClassVar[bool] = True
     time_limit: float | None = 60.0
-    updates: int | None = 1000  # H, section 3, "Overhead": results are after 1000 updates
-    vocabulary: int = 200  # H, section 2: the most common op types
-    outputs: int = 6  # H, section 2: outputs of an op that are features
-    neighbours: int = 6  # H, section 2: incoming and outgoing edges, 6 each way
-    grouper_start: str = "uniform"  # H, section 3, "Analysis": initially nearly uniform
+    updates: int | None = 1000  # Mirhoseini et al. 2018, section 3, "Overhead": results are after 1000 updates
+    vocabulary: int = 200  # Mirhoseini et al. 2018, section 2: the most common op types
+    outputs: int = 6  # Mirhoseini et al. 2018, section 2: outputs of an op that are features
+    neighbours: int = 6  # Mirhoseini et al. 2018, section 2: incoming and outgoing edges, 6 each way
+    grouper_start: str = "uniform"  # Mirhoseini et al. 2018, section 3, "Analysis": initially nearly uniform
     reward: str | Callable[[Placement], float] = "simulated"
     step: Step | None = field(default=None, repr=False)
-    reward_steps: int = 5  # H, section 3, "Measuring Reward": median of 5 steps
-    reward_warmup: int = 5  # H, section 3, "Measuring Reward": the first 5 are discarded
+    reward_steps: int = 5  # Mirhoseini et al. 2018, section 3, "Measuring Reward": median of 5 steps
+    reward_warmup: int = 5  # Mirhoseini et al. 2018, section 3, "Measuring Reward": the first 5 are discarded
     workers: int | None = None
     executor: Executor | str | None = field(default=None, compare=False)
     callback: Callable[[PlannerProgress], object] | None = field(default=None, compare=False)

@@ -1,10 +1,10 @@
-"""m-ETF: Earliest Task First under memory limits (paper B sections 2.3, 3.1, 3.4, 4.2; doi:10.1145/3419111.3421302).
+"""m-ETF: Earliest Task First under memory limits (Jeon et al. 2020, sections 2.3, 3.1, 3.4, 4.2; doi:10.1145/3419111.3421302).
 
 The queue of (op, device) pairs in order of earliest start; a pair whose device lacks the memory is dropped. Placing the
 first op of a colocation group places the group and promises its persistent bytes, so that a later member always
 finds them. Waits in the communication queues are part of the earliest start.
 
-Memory while planning is the exact timeline of the plan; `reservation=True` is paper B's rule instead, which also
+Memory while planning is the exact timeline of the plan; `reservation=True` is Jeon et al.'s rule instead, which also
 reserves the largest temporary and largest output of each group until the group has run.
 
 Deviations: a group's dropped pairs are looked at again once the group has been promised that device; a plan whose

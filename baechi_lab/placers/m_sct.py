@@ -1,11 +1,11 @@
-"""m-SCT: Small Communication Times under memory limits (paper B sections 2.4, 3.1, 3.4, 4; doi:10.1145/3419111.3421302).
+"""m-SCT: Small Communication Times under memory limits (Jeon et al. 2020, doi:10.1145/3419111.3421302, 2.4, 3.1, 3.4, 4).
 
 Scheduling as in `sct.py`; devices without room are left out as in `m_etf.py`. With `K = n M / sum d_i` the makespan is
 within `1 + (1 - 1/n) beta + (1 - beta/n) / (K - 1)` of the optimum, `beta = (2 + 2 rho) / (2 + rho)`.
 
 Deviations:
 
-- The rounding threshold is 0.1 as in paper B section 4.3. One favourite per op is enforced.
+- The rounding threshold is 0.1 as in Jeon et al. 2020, section 4.3. One favourite per op is enforced.
 - Above `sct_program.favourites.LARGEST_LP` edges, favourites are chosen without the LP (`info["lp"]["solver"]` is "greedy"), and
   the bound does not hold.
 - The LP's optimum is made canonical (`sct_program/solver.py`).

@@ -1,4 +1,4 @@
-"""m-TOPO: fill the devices one after the other, in topological order (paper B section 2.2, the strawman).
+"""m-TOPO: fill the devices one after the other, in topological order (Jeon et al. 2020, section 2.2, the strawman).
 
 The cap per device is `sum_i d_i / n + max_i d_i` with `d_i` the bytes of op `i` (persistent, outputs, temporary); where
 devices differ in memory, device `p` gets the share `memory_p / sum of memory` of the sum instead of `1/n`. A colocation

@@ -1,6 +1,6 @@
 """`mite`: Memory, Importance, Traffic, Execution time: the device with the least product of the four.
 
-Idea (paper C section 3.3.1, doi:10.1145/3154842.3154843): units are taken by total rank, so that those on long paths
+Idea (Mayer et al. 2017, section 3.3.1, doi:10.1145/3154842.3154843): units are taken by total rank, so that those on long paths
 choose first, and unit i goes to the device l with the least
 
     mem(l) x imp(i, l) x traffic(i, l) x execTime(i, l)                                           (equation 8),

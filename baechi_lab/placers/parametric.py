@@ -9,7 +9,7 @@ The plan knows no waiting transfers (see `insertion.py`). Complexity: O((ops + e
 the priority "earliest-start" compares all ready ops at every step, O(ops x ready ops x devices).
 
 Deviations: equal priorities go by topological position (HEFT leaves it open, MCP compares descendants); memory,
-allowed devices and colocation groups as in paper C section 5.1.
+allowed devices and colocation groups as in Mayer et al. 2017, section 5.1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Common parts of the partitioners of paper C: colocation groups as units, free memory of devices, traffic between devices.
+"""Common parts of the partitioners of Mayer et al. 2017: colocation groups as units, free memory, traffic between devices.
 
 A partitioner gives every unit a device, one unit after the other. A scheduler (`fifo`, `pct`, `msr`) then orders the ops of
 each device. A device is feasible for a unit if it is allowed for all members and has enough memory: for the persistent
@@ -29,7 +29,7 @@ class Units(NamedTuple):
         cost: float64[G, D], the duration of all members.
         allowed: bool[G, D].
         persistent_bytes, need: int64[G], the persistent and all bytes.
-        rank: float64[G], the largest total rank of a member (paper C, equations 5 and 6).
+        rank: float64[G], the largest total rank of a member (Mayer et al. 2017, equations 5 and 6).
         first: int64[G], the topological position of the first member.
         limit: int64[D], bytes.
         pace: float64[D], the speed of each device for the whole graph; 1 for the fastest.

@@ -1,7 +1,7 @@
 """Post-adjusted colocation: place every op by itself, then move each group to one device.
 
-Paper B section 3.1 tried three rules and rejected them (step times up to 406% worse than the expert's): prefer the device
-of the op that computes longest, of the op that holds most memory, or of the majority of the group. They are here so
+Jeon et al. 2020, section 3.1, tried three rules and rejected them (step times up to 406% worse than the expert's): prefer the
+device of the op that computes longest, of the op that holds most memory, or of the majority of the group. They are here so
 that "co-adjusting is better" can be seen. Ties go to the lower op, then the lower device.
 """
 

@@ -24,7 +24,7 @@ class Problem(NamedTuple):
         group: int32[n], the group of every op.
         group_size, member_ptr, members: int64, the ops of each group, in CSR form.
         promised_bytes: int64[groups], persistent bytes.
-        reserve: int64[groups], largest temporary plus largest output (paper B section 4.2); 0 without reservation.
+        reserve: int64[groups], largest temporary plus largest output (Jeon et al. 2020, section 4.2); 0 without reservation.
         output_bytes, temp: int64[n], bytes.
         limit: int64[D], bytes.
         producer, size_bytes: int32 and int64[tensors].

@@ -1,8 +1,8 @@
 """`random`: a device per colocation group, drawn with equal odds: the floor that every learned placement must beat.
 
-Each group draws among the devices that all of its members may run on (H's initial policy without its networks). A draw
-whose simulation exceeds a memory limit is thrown away, at most `attempts` times; then the last one is repaired.
-O(attempts x (groups + one simulation)).
+Each group draws among the devices that all of its members may run on (Mirhoseini et al.'s initial policy without its
+networks). A draw whose simulation exceeds a memory limit is thrown away, at most `attempts` times; then the last one is
+repaired. O(attempts x (groups + one simulation)).
 """
 
 from __future__ import annotations

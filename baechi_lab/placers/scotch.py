@@ -1,4 +1,4 @@
-"""`scotch`: static mapping onto unequal devices, H's strongest graph partitioning baseline (section 3, baselines).
+"""`scotch`: static mapping onto unequal devices, a baseline of Mirhoseini et al. 2018 (section 3).
 
 Idea: a vertex per colocation group is weighted by its work, an edge by what it costs to cut. The work is divided in proportion
 to the devices' capacities, with little communication. Like Scotch's mapper, this does not know the order of the ops.

@@ -2,7 +2,7 @@
 
 Like ETF, but the LP's favourite child of an op is kept for its device: a device whose last op's favourite child is ready
 and would start there first stays awake for it, and meanwhile takes only urgent ops, those whose inputs are there
-at once on every device (paper B section 2.4 after Hanen and Munier 1995, doi:10.1109/ETFA.1995.496763). Within
+at once on every device (Jeon et al. 2020, section 2.4 after Hanen and Munier 1995, doi:10.1109/ETFA.1995.496763). Within
 `1 + (1 - 1/n) (2 + 2 rho) / (2 + rho)` of the optimum under the SCT assumption.
 """
 

@@ -1,4 +1,4 @@
-"""`simple-planner`: one feed-forward network that places every op by itself, H's first alternative (section 3)."""
+"""`simple-planner`: one feed-forward network that places every op by itself (Mirhoseini et al. 2018, section 3)."""
 
 from __future__ import annotations
 

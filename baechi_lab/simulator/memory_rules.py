@@ -1,4 +1,4 @@
-"""Memory of a finished timeline by equation 2 of paper C, beside the rule of this simulator.
+"""Memory of a finished timeline by equation 2 of Mayer et al. 2017, beside the rule of this simulator.
 
     rule        live bytes of a device                                                             limit
     "tensors"   persistent bytes throughout; temporaries while an op runs; an output from the      peak <= memory

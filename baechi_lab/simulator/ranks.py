@@ -1,6 +1,6 @@
 """Ranks: how far an op is from the end and from the start of the step, along the longest path.
 
-Computation only (paper C, equations 5 and 6), or with mean communication as in HEFT (Topcuoglu, Hariri, Wu 2002,
+Computation only (Mayer et al. 2017, equations 5 and 6), or with mean communication as in HEFT (Topcuoglu, Hariri, Wu 2002,
 doi:10.1109/71.993206). With `w` the duration of an op and `c` the cost of an edge:
 
     upward_rank(i)   = w_i + max over successors j   of (c_ij + upward_rank(j))      the op itself counted
@@ -58,7 +58,7 @@ def downward_rank(
         graph: the ops.
         cluster: with one, durations are means over the devices that may run the op; without, those of the graph.
         communication: count mean transfer costs (default: where a cluster is given).
-        own: add the op's own duration, as equation 6 of paper C is printed.
+        own: add the op's own duration, as equation 6 of Mayer et al. 2017 is printed.
 
     Raises:
         InvalidInput: communication is asked for without a cluster.

@@ -1,4 +1,7 @@
-"""Approximation ratios that theory proves for a graph on a cluster, and the ratio of a placement (paper B 2.3 to 2.5)."""
+"""Approximation ratios that theory proves for a graph on a cluster, and the ratio of a placement.
+
+Source: Jeon et al. 2020, sections 2.3 to 2.5.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`robustness`: the step of a placement under errors of the profile (paper B, Figure 8, for any placement).
+"""`robustness`: the step of a placement under errors of the profile (Jeon et al. 2020, Figure 8, for any placement).
 
 Every duration is multiplied by its own factor and every link by one, drawn uniformly from `1 - error` to `1 + error`; the
 placement stays, the simulation runs again. The factors of one sample are the same ones at every error, scaled, so that

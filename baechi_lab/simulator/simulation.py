@@ -40,7 +40,7 @@ def simulate(
         placement: a device per op, and perhaps an order.
         scheduler: "fifo", "planned", "pct", "msr" or a scheduler object; by default "planned" where the placement has
             an order or priorities, else "fifo".
-        memory_rule: "tensors", or "edges" for equation 2 of paper C; see `baechi_lab.simulator.memory_rules`.
+        memory_rule: "tensors", or "edges" for equation 2 of Mayer et al. 2017; see `baechi_lab.simulator.memory_rules`.
         micro_batches: the number of micro-batches of the step, each of which is one run of `graph`. The timeline has the ops of
             `bl.unroll(graph, micro_batches)`. Without a schedule, devices choose ops as without micro-batches.
         schedule: the order in which devices work on (pipeline stage, micro-batch, F | B | W) units: "gpipe", "1f1b",

@@ -1,4 +1,4 @@
-"""PyTorch: profile a model, distribute it over devices in three lines, run and measure it (paper P).
+"""PyTorch: profile a model, distribute it over devices in three lines, run and measure it (Shetty 2022).
 
     import baechi_lab as bl
     cluster = bl.Cluster.uniform(4, memory_bytes="16GB")
@@ -6,9 +6,9 @@
 
 PyTorch itself is loaded on first use of a name.
 
-This room names what is public for PyTorch, wherever it lives, and has what builds on all stages: `distribute` profiles,
-places and assigns a model, `references` compares with PyTorch's own tools. The stages' PyTorch parts build on `torch_steps`
-and `torch_runtime`.
+This package exports all public names for PyTorch, wherever they are defined. It also has what builds on all stages:
+`distribute` profiles a model, places its layers and assigns them to devices; `references` compares with PyTorch's own tools.
+Profiling, running and exporting build on the packages `torch_steps` and `torch_runtime`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How people distribute PyTorch models today, as placers for comparison.
 
-- `Naive`: contiguous parts of the code with equal memory, moved with `.to()` (paper P, section 1.2.1).
+- `Naive`: contiguous parts of the code with equal memory, moved with `.to()` (Shetty 2022, section 1.2.1).
 - `Accelerate`: Hugging Face accelerate's `infer_auto_device_map` (package `accelerate`).
 - `Pipelining`: the stages that `torch.distributed.pipelining` makes at split points of equal time.
 

@@ -1,6 +1,6 @@
 """Gate: lets layers submit in the planned order. A layer that must wait does so in its own thread.
 
-Idea (paper P, section 1.3.2): the host reaches the ops in code order. It submits an op itself if the op is not waiting (see
+Idea (Shetty 2022, section 1.3.2): the host reaches the ops in code order. It submits an op itself if the op is not waiting (see
 `Settled`); at most it waits for ops that are certain to be submitted. Any other op waits in a thread until all of its
 blockers are submitted, and the host goes on.
 

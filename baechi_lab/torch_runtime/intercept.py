@@ -8,7 +8,7 @@ distributed run are handlers of this interception, so they see the same calls un
 Keys: the key of a layer is its qualified name (`encoder.0.linear`), with `#1`, `#2`, ... for further calls within one
 forward. The key of a function is `scope/function`; the scope is the innermost container that is running.
 
-Source: paper P, section 1.3.2 (wrapping `forward`). Deviation: functions between layers are intercepted too. The paper asks
+Source: Shetty 2022, section 1.3.2 (wrapping `forward`). Deviation: functions between layers are intercepted too. The paper asks
 the user to wrap `add` and `cat` in modules (section 1.3.4).
 """
 
@@ -295,8 +295,8 @@ def has_forward(module: nn.Module) -> bool:
 def layer_names(model: nn.Module, atomic: Collection[str | type] = ()) -> list[str]:
     """Returns the modules that are one operator each: modules without children, and modules of a class named in `atomic`.
 
-    `atomic` has classes or class names of the model (paper P, section 1.3.1). The model itself is always a container, unless
-    it is of an atomic class.
+    `atomic` has classes or class names of the model (Shetty 2022, section 1.3.1). The model itself is always a container,
+    unless it is of an atomic class.
     """
     layers: list[str] = []
     inside: set[int] = set()

@@ -1,6 +1,6 @@
 """The order in which layers are to be submitted, and which of them must wait.
 
-Source: paper P, section 1.3.2. All of it is plain Python on integers: op `i` is the i-th call in code order.
+Source: Shetty 2022, section 1.3.2. All of it is plain Python on integers: op `i` is the i-th call in code order.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def make_order(
 
 
 class Settled:
-    """`isNotWaiting` with its cache (paper P, section 1.3.2).
+    """`isNotWaiting` with its cache (Shetty 2022, section 1.3.2).
 
     An op is not waiting if it is reached and none of its blockers (the previous op of its device, its graph parents) is
     waiting. Once true, this stays true. So it is passed on to the dependents instead of tracing the ancestors at every check:

@@ -1,4 +1,4 @@
-"""Session: the distributed forward (paper P, Algorithm 1), as a handler of the interception.
+"""Session: the distributed forward (Shetty 2022, Algorithm 1), as a handler of the interception.
 
 Every planned call runs on its device; its inputs are brought there. If the plan reorders calls, the host submits the calls
 that are not waiting. Any other call gets a thread, and the host goes on with stand-ins for its outputs. The first forward

@@ -1,10 +1,10 @@
-"""Transport: brings a layer's inputs to its device and sends its outputs on (paper P, section 1.3.3, Algorithm 1).
+"""Transport: brings a layer's inputs to its device and sends its outputs on (Shetty 2022, section 1.3.3, Algorithm 1).
 
 On CUDA, each logical device has one compute stream, and each pair (layer, target device) has one send and one receive stream.
 The compute stream of a layer waits for the events of the copies that it reads. The send streams wait for the event that the
 layer records after its kernels. So transfers overlap with whatever the compute stream runs next. A tensor is sent to a device
 once per forward. `record_stream` tells the allocator about every use on another stream. Without it, a freed block could be
-reused while a copy still reads it (paper P, section 1.2.3).
+reused while a copy still reads it (Shetty 2022, section 1.2.3).
 
 Several logical devices on one GPU ("stream groups") have a compute stream each. A transfer between them is a copy on the send
 stream. On CPU devices nothing is copied and there are no streams.

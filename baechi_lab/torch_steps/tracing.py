@@ -4,15 +4,15 @@ Idea: the model runs once on the sample inputs under an `Interceptor`. Every ten
 so a layer's inputs name its parents. Views, metadata and constants belong to no layer: whoever reads them depends on the call
 that computed their data. Functions that compute (`add`, `cat`, `softmax`, ...) are operators.
 
-Why not the autograd graph (paper P) or `torch.export`: the autograd graph has no edges through integer and boolean tensors
+Why not the autograd graph (Shetty 2022) or `torch.export`: the autograd graph has no edges through integer and boolean tensors
 (token ids, masks), and none in inference. `torch.export` rejects Python side effects and data-dependent control flow that the
 assigner can run. `autograd_edges` derives the paper's graph from autograd; the tests compare the two on every model.
 
-Complexity: one forward, plus O(arguments) bookkeeping per call. Source: paper P, section 1.3.1. Deviations: functions between
-layers are recognised. A call that writes into a tensor (in-place layer) shares a colocation group with the call that computed
-the tensor, and runs after everything that read the tensor before. Modules that share a parameter share a colocation group
-(the paper's limitation 3). So do a layer and the call that computed a tensor which it reads as an attribute, such as a weight
-that `torch.func.functional_call` replaces.
+Complexity: one forward, plus O(arguments) bookkeeping per call. Source: Shetty 2022, section 1.3.1. Deviations: functions
+between layers are recognised. A call that writes into a tensor (in-place layer) shares a colocation group with the call that
+computed the tensor, and runs after everything that read the tensor before. Modules that share a parameter share a colocation
+group (the paper's limitation 3). So do a layer and the call that computed a tensor which it reads as an attribute, such as a
+weight that `torch.func.functional_call` replaces.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         "free (no cost)": FREE,
     }
 )
-"""Links by the names in the list of the workbench: paper B's fit (section 5.1), those of `baechi_lab.graph.link_presets`, and
-one without cost."""
+"""Links by the names in the list of the workbench: Jeon et al.'s fit (section 5.1), those of
+`baechi_lab.graph.link_presets`, and one without cost."""
 
 
 @dataclass(frozen=True)

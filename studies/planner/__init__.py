@@ -1,1 +1,1 @@
-"""Studies of the Hierarchical Planner: learning curves, groupings, tables of paper H."""
+"""Studies of the Hierarchical Planner: learning curves, groupings, tables of Mirhoseini et al. 2018."""

@@ -1,9 +1,9 @@
-"""What learned grouping is worth (H's Table 2), at equal samples and settings: learned, random and fixed groupings.
+"""What learned grouping is worth (Mirhoseini et al.'s Table 2), at equal samples: learned, random and fixed groupings.
 
 `python -m studies.planner.experiment RESULTS.json --groupings 400 --graph GRAPH --gpus 4` stores it. Every
 grouping is placed by the same Placer with `SIMULATED` parameters and gets the same number of updates; random placement,
 each unit on a device with equal odds, gets as many samples. "metis" is the grouping that "learned" starts from, kept as it
-is: what learning adds to it. "learned from uniform" starts as H does.
+is: what learning adds to it. "learned from uniform" starts as Mirhoseini et al. 2018 do.
 """
 
 from __future__ import annotations

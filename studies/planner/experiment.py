@@ -1,11 +1,12 @@
-"""What learned placement costs and reaches beside algorithms: the shape of H's Tables 1 and 2 and of B's Table 2.
+"""What learned placement costs and reaches beside algorithms: tables of Mirhoseini and of Jeon et al.
 
     python -m studies.planner.experiment RESULTS.json --seconds 10 --seed 0
 
 places training steps on 1 CPU and some GPUs with every rival and with the planner under several groupings. Costs are
-estimated (a roofline of H's GPU, the K40), step times simulated on the whole graph, placing times measured on the machine
-that runs it, after a first placement that loads and compiles. Written down: one row per placer, with the command, seed,
-date and seconds. H trains for hours; `--seconds` is what every learned placement gets here, which the record says.
+estimated (a roofline of Mirhoseini et al.'s GPU, the K40), step times simulated on the whole graph, placing times measured
+on the machine that runs it, after a first placement that loads and compiles. Written down: one row per placer, with the
+command, seed, date and seconds. Mirhoseini et al. 2018 train for hours; `--seconds` is what every learned placement gets
+here, which the record says.
 
     python -m studies.planner.experiment GROUPINGS.json --graph GRAPH --gpus 4 --groupings 600 --seeds 0 1 2
 
@@ -30,7 +31,7 @@ from baechi_lab.graph.units import parse_bytes
 
 RIVALS = ("cpu-only", "gpu-only", "expert", "scotch", "metis", "random", "m-topo", "m-etf", "m-sct")
 ON_GPUS = ("expert", "m-topo", "m-etf", "m-sct")
-"""Rivals that are given the GPUs alone, as in the papers: experts placed layers on GPUs, and B's machine is its GPUs."""
+"""Rivals that are given the GPUs alone, as in the papers: experts placed layers on GPUs, and Jeon et al. have GPUs alone."""
 LEARNED = ("hierarchical", "coloc-rl", "simple-planner")
 CPU_SPEED = 1 / 8
 """One Haswell socket beside a K40: about 0.5 of 4.3 TFLOP/s in single precision."""
@@ -56,11 +57,11 @@ CELLS = (
     Cell("NMT (8-layer)", 8, "nmt", {"layers": 8, "batch_size": 64}),
     Cell("GNMT", 4, "gnmt", {"sequence_length": 40, "batch_size": 128}),
 )
-"""H, section 3, "Models" and Table 1; last, the model of B's Table 2 on as many GPUs as there."""
+"""Mirhoseini et al. 2018, section 3, "Models" and Table 1; last, the model of Jeon et al.'s Table 2 on as many GPUs as there."""
 
 
 def machine(gpus: int, memory_bytes: int, link: Link) -> Cluster:
-    """1 CPU with ample memory and `gpus` GPUs (H, section 3, "Devices")."""
+    """1 CPU with ample memory and `gpus` GPUs (Mirhoseini et al. 2018, section 3, "Devices")."""
     host = Device("cpu:0", "cpu", 64 * memory_bytes, CPU_SPEED)
     return Cluster((host, *(Device(f"gpu:{k}", "gpu", memory_bytes) for k in range(gpus))), link)
 
@@ -70,8 +71,8 @@ def rows(
 ) -> list[dict[str, Any]]:
     """One row per placer: `placer, step_seconds, place_seconds, samples` or `error`.
 
-    Rivals and planners place the `coarse` graph; "on ops" the planner groups the ops of `graph` themselves, as H does: there
-    the Grouper has work to do, and `trials` random groupings show what it is worth.
+    Rivals and planners place the `coarse` graph; "on ops" the planner groups the ops of `graph` themselves, as Mirhoseini et
+    al. 2018 do: there the Grouper has work to do, and `trials` random groupings show what it is worth.
     """
     budget = {"time_limit": seconds, "updates": None, **params}
     jobs: list[tuple[str, str, OpGraph, dict[str, Any]]] = [
@@ -191,7 +192,7 @@ def _write(result: dict[str, Any], place: str) -> None:
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m studies.planner.experiment", description=__doc__)
     parser.add_argument("results", help="JSON file to write")
-    parser.add_argument("--cells", nargs="*", help="names of models, as in H's Table 1 (default: all)")
+    parser.add_argument("--cells", nargs="*", help="names of models, as in Mirhoseini et al.'s Table 1 (default: all)")
     parser.add_argument("--graph", help="a profiled graph instead of the models")
     parser.add_argument("--gpus", type=int, nargs="+", default=[2, 4, 8], help="with --graph: numbers of GPUs")
     parser.add_argument("--hardware", default="k40", help="whose roofline the models' costs are")

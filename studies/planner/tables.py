@@ -1,4 +1,4 @@
-"""The stored results of `planner.experiment` as the papers' tables: H's Tables 1 and 2, B's Table 2; and of `--groupings`."""
+"""The stored results of `planner.experiment` as the tables of Mirhoseini and of Jeon et al., and those of `--groupings`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas
 
 TABLE_1 = {"cpu-only": "CPU only", "gpu-only": "GPU only", "expert": "expert", "scotch": "Scotch", "metis": "min-cut"}
-"""Placers of H's Table 1 but the last, and its names for them."""
+"""Placers of Mirhoseini et al.'s Table 1 but the last, and its names for them."""
 H_TABLE_1 = {
     "Inception-V3": (0.61, 0.15, 0.15, 0.93, 0.82, 0.13),
     "ResNet": (None, 1.18, 1.18, 6.27, 2.92, 1.18),
@@ -34,7 +34,7 @@ def _steps(cell: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table_1(results: Mapping[str, Any]) -> pandas.DataFrame:
-    """Simulated seconds per step per model (NaN: out of memory); `reduction` against the best of the others, as in H."""
+    """Simulated seconds per step per model (NaN: out of memory); `reduction` against the best of the others, as in the paper."""
     import pandas as pd
 
     rows = {}

@@ -1,4 +1,4 @@
-"""Paper C's placers on 22.8 thousand ops and 50 unequal devices: pytest tests/benchmarks/test_critical_path_speed.py
+"""Mayer et al.'s placers on 22.8 thousand ops and 50 unequal devices: pytest tests/benchmarks/test_critical_path_speed.py
 --benchmark-only. Goals, warm, on two cores: heft and critical-path + pct under 1.5 s, mite and dfs under 3 s."""
 
 import numpy as np

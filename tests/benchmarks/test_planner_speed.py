@@ -2,7 +2,7 @@
 --benchmark-only (on a machine that others use too, add --benchmark-timer=time.process_time).
 
 Goals on two cores: 20,000 rewards per second on optimized GNMT, so 1000 in 0.05 s (one thread: 0.1 s of processor time);
-one update of the policy on 22.8 thousand ops under 2 s. Paper B's optimized GNMT has 542 ops: the generated graph is of
+one update of the policy on 22.8 thousand ops under 2 s. Jeon et al.'s optimized GNMT has 542 ops: the generated graph is of
 that scale, the profile's has twice as many.
 """
 

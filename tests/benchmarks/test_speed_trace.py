@@ -1,4 +1,4 @@
-"""From a model's Python code to an OpGraph with estimated costs: GNMT of paper B, length 40, 4 layers, batch 128.
+"""From a model's Python code to an OpGraph with estimated costs: GNMT of Jeon et al. 2020, length 40, 4 layers, batch 128.
 
 Run with: pytest tests/benchmarks/test_speed_trace.py --benchmark-only
 `bar_s` is what it may take once TensorFlow is imported; `ours_s`, bar 5 s, is that less TensorFlow's own tracing.

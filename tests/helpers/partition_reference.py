@@ -1,4 +1,4 @@
-"""Readable twins of the partitioners: the equations of paper C with lists and dicts. Slow, for tests.
+"""Readable twins of the partitioners: the equations of Mayer et al. 2017 with lists and dicts. Slow, for tests.
 
 Each returns the device of every op. The feasibility rule is that of `partition.py`.
 """

@@ -50,7 +50,7 @@ def test_stored_sizes_are_what_tracing_gives(name, params):
 
 
 def test_models_have_the_published_numbers_of_parameters_and_ops():
-    """Trained parameters of the original models, and GNMT's ops against paper B's 18,050 and 22,340."""
+    """Trained parameters of the original models, and GNMT's ops against Jeon et al.'s 18,050 and 22,340."""
     table = bl.models.list().set_index(["model", "params"])
     keras = {"inception_v3": 23_817_352, "resnet": 25_583_592}  # Keras' documented totals less the moving averages
     assert table.loc[("inception_v3", "")].parameters == keras["inception_v3"]

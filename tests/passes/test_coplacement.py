@@ -16,7 +16,7 @@ def groups(graph: bl.OpGraph) -> set[frozenset[int]]:
 
 
 def test_the_ops_of_a_tensordot_are_one_group():
-    """Paper B, figure 3: op_in and perm feed transpose only, transpose and shape feed reshape only: one device."""
+    """Jeon et al. 2020, figure 3: op_in and perm feed transpose only, transpose and shape feed reshape only: one device."""
     graph = bl.OpGraph.from_edges(
         [10, 1, 1, 1, 1],
         [(0, 2, 100), (1, 2, 4), (2, 4, 100), (3, 4, 4)],

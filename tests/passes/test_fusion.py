@@ -1,4 +1,4 @@
-"""Fusion by the safe-degree rule: paper B's examples, both forms, and properties."""
+"""Fusion by the safe-degree rule: Jeon et al.'s examples, both forms, and properties."""
 
 import numpy as np
 import pytest

@@ -206,7 +206,7 @@ def test_measured_rewards_are_those_of_real_runs():
     real = {"reward": "measured", "step": step, "reward_steps": 2, "reward_warmup": 1}
     placement = learned(graph, cluster, updates=1, placement_samples=2, groups=2, **real)
     assert placement.info["samples"] == 2 and placement.info["valid"] == (2,)
-    # Both samples took real time, and the reward is minus the root of it (H, section 2).
+    # Both samples took real time, and the reward is minus the root of it (Mirhoseini et al. 2018, section 2).
     assert 0 < placement.info["best_us"] < 60e6
     assert -placement.info["rewards"][0] >= np.sqrt(placement.info["best_us"] * 1e-6) * (1 - 1e-9)
     run = bl.execute(step, placement, steps=1, warmup=0, traced=0, cluster=cluster, progress=False)

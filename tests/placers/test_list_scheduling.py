@@ -155,7 +155,7 @@ def test_only_one_favourite_child_although_two_round_to_it():
 
 
 def test_sct_runs_out_of_memory_where_m_sct_succeeds():
-    # in the spirit of paper B's Figure 1: 4 memory units per device, a chain of six unit ops that keep one unit each
+    # in the spirit of Jeon et al.'s Figure 1: 4 memory units per device, a chain of six unit ops that keep one unit each
     g = bl.OpGraph.from_edges([1] * 6, [(i, i + 1, 0) for i in range(5)], persistent_bytes=[1] * 6)
     four = cluster(latency=1.0, memory=4)
     out_of_memory = bl.simulate(g, four, bl.place(g, four, "sct"))

@@ -1,4 +1,4 @@
-"""Paper C's partitioners by hand, against their readable twins, and what must hold for all of them."""
+"""Mayer et al.'s partitioners by hand, against their readable twins, and what must hold for all of them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Post-adjusted colocation, the rules that paper B tried and rejected."""
+"""Post-adjusted colocation, the rules that Jeon et al. 2020 tried and rejected."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_only_devices_that_the_whole_group_may_use():
 
 
 def test_as_a_placer_it_keeps_groups_together_and_co_adjusting_is_better_here():
-    # paper B's fusion example without fusion: m-ETF alone puts Step on the idle device; moving the group afterwards
+    # Jeon et al.'s fusion example without fusion: m-ETF alone puts Step on the idle device; moving the group afterwards
     # to the majority's device costs the transfer of 5, as co-adjusting does; both must be valid
     g = bl.OpGraph.from_edges([1, 1, 1], [(0, 2, 5), (1, 2, 0)], colocation=[-1, 0, 0], colocation_names=("step",))
     cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 1.0), comm="parallel")

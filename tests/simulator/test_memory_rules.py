@@ -1,4 +1,4 @@
-"""Equation 2 of paper C by hand, and against a count at every moment."""
+"""Equation 2 of Mayer et al. 2017 by hand, and against a count at every moment."""
 
 import itertools
 

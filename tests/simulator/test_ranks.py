@@ -1,4 +1,4 @@
-"""Ranks: equations 5 and 6 of paper C by hand, HEFT's ranks of the published ten-task example, longest paths by force."""
+"""Ranks: equations 5 and 6 of Mayer et al. 2017 by hand, HEFT's ranks of the published ten tasks, longest paths by force."""
 
 import networkx as nx
 import numpy as np

@@ -1,4 +1,4 @@
-"""Schedulers: equations 12 and 13 of paper C by hand, and what must hold under any of them."""
+"""Schedulers: equations 12 and 13 of Mayer et al. 2017 by hand, and what must hold under any of them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The shared parts of paper B's experiments; the tables themselves are notebooks 20 to 25."""
+"""The shared parts of Jeon et al.'s experiments; the tables themselves are notebooks 20 to 25."""
 
 import numpy as np
 import pytest

@@ -151,7 +151,7 @@ def race(record: bool):
 
 
 def test_a_tensor_is_not_freed_while_it_is_being_sent():
-    """The race of paper P, section 1.2.3: without `record_stream` in the transport this fails."""
+    """The race of Shetty 2022, section 1.2.3: without `record_stream` in the transport this fails."""
     b, expected = race(record=True)
     torch.testing.assert_close(b, expected)
 

@@ -1,4 +1,4 @@
-"""The submission order, who waits for it, and that nothing ever waits for ever (paper P, section 1.3.2)."""
+"""The submission order, who waits for it, and that nothing ever waits for ever (Shetty 2022, section 1.3.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrival times of an op's inputs on a device, with waits in the communication queues (paper B, section 3.4); compiled."""
+"""Arrival times of an op's inputs on a device, with waits in the communication queues (Jeon et al. 2020, 3.4); compiled."""
 
 from __future__ import annotations
 

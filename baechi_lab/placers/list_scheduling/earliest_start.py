@@ -1,6 +1,6 @@
 """The list scheduler behind ETF and SCT, compiled: repeatedly start the (op, device) pair that can start earliest.
 
-Idea (paper B, equation 1 and sections 2.3, 2.4, 3.1, 3.4): the earliest start of op `j` on device `p` is
+Idea (Jeon et al. 2020, equation 1 and sections 2.3, 2.4, 3.1, 3.4): the earliest start of op `j` on device `p` is
 `max(free[p], arrival of its inputs on p)`, waits in the communication queues included. Per device four heaps
 (`pair_heaps.py`) hold the ready ops. With queued transfers an arrival only moves later as queues fill, so a heap key is
 a lower bound that is raised when it comes to the top: first to what the receiver's queue alone says, then to the

@@ -9,7 +9,7 @@ The classical model: transfers never wait for each other (`parallel` in the simu
 `finish + latency + bytes x us_per_byte`. A device keeps its busy intervals, merged where they touch; a gap is found by
 bisection, and the search ends where no gap can beat the best device so far. O((ops + edges) x devices + gaps visited).
 
-Memory and groups (paper C section 5.1): the first op of a colocation group places it and promises its bytes, later
+Memory and groups (Mayer et al. 2017, section 5.1): the first op of a colocation group places it and promises its bytes, later
 members only get their time. Devices that are not allowed or lack the promised bytes are left out.
 
 `tests/helpers/insertion_reference.py` is the readable twin with identical results.

@@ -37,7 +37,7 @@ def schedule(
     Args:
         child, parent: int32[n], the favourite child and parent of each op, or -1 (SCT); None for ETF.
         memory_limits: keep to the devices' memory.
-        reservation: keep room for each group's largest temporary and output too (paper B section 4.2).
+        reservation: keep room for each group's largest temporary and output too (Jeon et al. 2020, section 4.2).
         explain: also log the decisions. The readable twin then schedules, which takes far longer.
 
     Returns:

@@ -1,1 +1,1 @@
-"""The parts of the Hierarchical Planner (paper H): embeddings, groupings, networks, rewards, REINFORCE, checkpoints."""
+"""Parts of the Hierarchical Planner (Mirhoseini et al. 2018): embeddings, groupings, networks, rewards, REINFORCE, files."""

@@ -1,4 +1,4 @@
-"""Inputs of the planner's networks: a vector per operation and a vector per group (paper H, section 2).
+"""Inputs of the planner's networks: a vector per operation and a vector per group (Mirhoseini et al. 2018, section 2).
 
 A *unit* is what is grouped: a colocation group, or an op of none (TensorFlow runs colocated ops together whatever a
 placement says). A unit looks like its longest op, with the edges of all of its members.
@@ -73,7 +73,8 @@ def make_units(graph: OpGraph, cluster: Cluster, vocabulary: int, outputs: int, 
     pair = distinct(of[graph.edge_source].astype(np.int64) * count + of[graph.consumers])
     edges = np.stack([pair // count, pair % count])
     edges = edges[:, edges[0] != edges[1]]
-    # float64[U, 1 + outputs]: number of outputs, then their sizes; -1 where there are fewer (H, section 2).
+    # float64[U, 1 + outputs]: number of outputs, then their sizes; -1 where there are fewer (Mirhoseini et al. 2018,
+    # section 2).
     number = np.diff(graph.output_ptr)[head]
     tensor = graph.output_ptr[head][:, None] + np.arange(outputs)
     has_output = np.arange(outputs) < number[:, None]

@@ -20,7 +20,7 @@ from .embeddings import Units
 
 
 def random_grouping(units: Units, groups: int, seed: int) -> NDArray[np.int64]:
-    """Returns int64[U]: a group per unit with equal odds (H, section 3: the randomized groupings of Table 2)."""
+    """Returns int64[U]: a group per unit with equal odds (the randomized groupings of Mirhoseini et al. 2018, Table 2)."""
     return np.random.default_rng(seed).integers(0, groups, units.total)
 
 

@@ -1,4 +1,4 @@
-"""The Grouper and the Placer of paper H as TensorFlow functions of their weights (sections 2 and 3).
+"""The Grouper and the Placer of Mirhoseini et al. 2018 as TensorFlow functions of their weights (sections 2 and 3).
 
 Grouper: unit features and a learned type embedding -> one hidden layer -> a softmax over groups, units independent.
 Placer: group embeddings -> bi-directional LSTM encoder -> LSTM decoder with content attention (Bahdanau et al. 2014,

@@ -1,15 +1,15 @@
-"""REINFORCE (Williams 1992, doi:10.1007/BF00992696) for the planner's networks: paper H, equations 2 to 6.
+"""REINFORCE (Williams 1992, doi:10.1007/BF00992696) for the planner's networks: Mirhoseini et al. 2018, equations 2 to 6.
 
 One update: draw `m` groupings and for each of them `k` placements, ask for their step times, and move the weights along
 `grad log p (R - B)`, with `R = -sqrt(seconds)`, -10 for what is not valid, and `B` a baseline. The best
 placement seen is kept. Update `u` takes its random numbers from `(seed, u)`, so a run that is continued from a
 checkpoint does what an uninterrupted one would have done.
 
-`moving_average` is H's baseline: one number for all samples of all updates. `leave_one_out` compares a sample with the other
-samples of its update (leave one out; Kool, van Hoof and Welling 2019, "Buy 4 REINFORCE samples, get a baseline for free!"):
-a placement with those of its own grouping, a grouping with the other groupings. What a grouping makes possible then no
-longer hides which of its placements was good. Neither baseline depends on the sample it judges, so both gradients have the
-expectation of equations 4 and 6. O(samples).
+`moving_average` is Mirhoseini et al.'s baseline: one number for all samples of all updates. `leave_one_out` compares a
+sample with the other samples of its update (leave one out; Kool, van Hoof and Welling 2019, "Buy 4 REINFORCE samples, get a
+baseline for free!"): a placement with those of its own grouping, a grouping with the other groupings. What a grouping makes
+possible then no longer hides which of its placements was good. Neither baseline depends on the sample it judges, so both
+gradients have the expectation of equations 4 and 6. O(samples).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Trainer:
         self.params, self.units, self.devices, self.reward, self.fixed = params, units, devices, reward, fixed_grouping
         self.simple = params.grouping == "none"
         if self.simple:
-            self.groups = devices  # H, section 3: a Grouper that predicts placements
+            self.groups = devices  # Mirhoseini et al. 2018, section 3: a Grouper that predicts placements
         elif fixed_grouping is not None:
             self.groups = int(fixed_grouping.max()) + 1
         else:
@@ -157,7 +157,7 @@ class Trainer:
         return {name: value.numpy() for name, value in gradients.items()}, draw
 
     def _noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Returns the noise of H, section 3: normal noise, scaled to a largest amplitude, during the first updates."""
+        """Returns normal noise, scaled to a largest amplitude, during the first updates (Mirhoseini et al. 2018, section 3)."""
         if self.updates >= self.params.noise_updates or self.params.noise_amplitude == 0:
             return np.zeros(shape, dtype=np.float32)
         noise = rng.standard_normal(shape, dtype=np.float32)
@@ -197,7 +197,9 @@ class Trainer:
         p = self.params
         valid = np.isfinite(seconds)
         reward = np.where(valid, -np.sqrt(np.where(valid, seconds, 0.0)), p.invalid_reward)
-        counts = valid | (self.updates < p.noise_updates)  # H, section 3: only valid placements later on
+        counts = valid | (
+            self.updates < p.noise_updates
+        )  # Mirhoseini et al. 2018, section 3: only valid placements later on
         self.history.reward.append(float(reward.mean()))
         if not counts.any():
             return np.zeros(len(reward)), np.zeros_like(reward)

@@ -31,22 +31,26 @@ class TrainingParameters:
     """
 
     grouping: str | Sequence[int] = "learned"
-    groups: int = 256  # H, section 3, "Architecture": best of 64 to 1024
-    grouper_hidden: int = 64  # H, section 3, "Architecture"
-    placer_hidden: int = 256  # H, section 3, "Architecture"
-    type_embedding: int = 20  # H, section 2
-    temperature: float = 10.0  # H, section 3, "Training Details", and equation 1
-    tanh_constant: float = 5.0  # H, section 3, "Training Details", and equation 1
-    learning_rate: float = 0.1  # H, section 3, "Training Details": Adam, fixed; see above for a better one
-    gradient_norm: float = 1.0  # H, section 3, "Training Details": clipping
-    group_samples: int = 1  # H, section 3, "Training Details": m of equations 4 and 6
-    placement_samples: int = 4  # H, section 3, "Training Details": k of equations 4 and 6
-    baseline: str = "average"  # H, section 2: an exponential moving average
+    groups: int = 256  # Mirhoseini et al. 2018, section 3, "Architecture": best of 64 to 1024
+    grouper_hidden: int = 64  # Mirhoseini et al. 2018, section 3, "Architecture"
+    placer_hidden: int = 256  # Mirhoseini et al. 2018, section 3, "Architecture"
+    type_embedding: int = 20  # Mirhoseini et al. 2018, section 2
+    temperature: float = 10.0  # Mirhoseini et al. 2018, section 3, "Training Details", and equation 1
+    tanh_constant: float = 5.0  # Mirhoseini et al. 2018, section 3, "Training Details", and equation 1
+    learning_rate: float = (
+        0.1  # Mirhoseini et al. 2018, section 3, "Training Details": Adam, fixed; see above for a better one
+    )
+    gradient_norm: float = 1.0  # Mirhoseini et al. 2018, section 3, "Training Details": clipping
+    group_samples: int = 1  # Mirhoseini et al. 2018, section 3, "Training Details": m of equations 4 and 6
+    placement_samples: int = 4  # Mirhoseini et al. 2018, section 3, "Training Details": k of equations 4 and 6
+    baseline: str = "average"  # Mirhoseini et al. 2018, section 2: an exponential moving average
     standardise: bool = False
     entropy_bonus: float = 0.0
     start_probability: float = 0.999
-    noise_updates: int = 500  # H, section 3, "Training Details": noise, and learning from invalid placements
-    noise_amplitude: float = 0.1  # H, section 3, "Training Details"
-    baseline_decay: float = 0.9  # H, section 2: an exponential moving average; the decay is not stated
-    invalid_reward: float = -10.0  # H, section 3, "Measuring Reward"
+    noise_updates: int = 500  # Mirhoseini et al. 2018, section 3, "Training Details": with noise and invalid placements
+    noise_amplitude: float = 0.1  # Mirhoseini et al. 2018, section 3, "Training Details"
+    baseline_decay: float = (
+        0.9  # Mirhoseini et al. 2018, section 2: an exponential moving average; the decay is not stated
+    )
+    invalid_reward: float = -10.0  # Mirhoseini et al. 2018, section 3, "Measuring Reward"
     seed: int = 0

@@ -1,6 +1,6 @@
 """The SCT linear program: which successor of each op should follow it on the same device.
 
-Model (paper B section 2.4 after Hanen and Munier 1995, doi:10.1109/ETFA.1995.496763; infinitely many devices):
+Model (Jeon et al. 2020, section 2.4 after Hanen and Munier 1995, doi:10.1109/ETFA.1995.496763; infinitely many devices):
 minimise `w` subject to, for every edge i -> j with transfer time c_ij and 0 <= x_ij <= 1,
 
     s_j >= s_i + k_i + c_ij x_ij,      s_i + k_i <= w,

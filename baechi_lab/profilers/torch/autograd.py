@@ -1,9 +1,9 @@
-"""Dependencies between layers from the autograd graph, as paper P derives them.
+"""Dependencies between layers from the autograd graph, as Shetty 2022 derives them.
 
 Every autograd node between a call's inputs and its outputs belongs to the call. From these nodes the graph is followed
 backwards to the nodes of other calls; nodes that belong to no call (views, scaling, `SelectBackward`, ...) are skipped. The
 library itself uses `trace`, which finds the same dependencies and those that autograd does not record; the tests compare
-both. Source: paper P, section 1.3.1 (2).
+both. Source: Shetty 2022, section 1.3.1 (2).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ op within a region also takes its forward time, because it recomputes what was d
 The graph drops what they save, and holds it again from the region's first backward op on (`recomputed_regions`). The time of
 a custom autograd Function's nodes is divided evenly among the calls in its forward, which have no other nodes.
 
-Source: paper P, section 1.3.1. Deviations: backward times are measured, while the paper annotates only forward times; saved
+Source: Shetty 2022, section 1.3.1. Deviations: backward times are measured, while the paper annotates only forward times; saved
 activations belong to the call that saves them; non-reentrant checkpointing stops early within the last call that saves
 something, which counts in full unless it saves only its inputs.
 """

@@ -1,6 +1,6 @@
 """Measures the memory of a PyTorch model's calls: the tensors that each saves for its backward pass, and its temporaries.
 
-Source: paper P, section 1.3.1, class e. On the CPU, the events of the allocator are read, which include scratch memory of
+Source: Shetty 2022, section 1.3.1, class e. On the CPU, the events of the allocator are read, which include scratch memory of
 kernels. The temporary peak of a call is the most bytes that it holds at once beyond those that it holds at its end. On CUDA
 it is read from the allocator's peak counter, call by call.
 """

@@ -1,4 +1,4 @@
-"""`fifo`: by the time at which ops become ready (paper C's baseline, there with random ties; here by op index)."""
+"""`fifo`: by the time at which ops become ready (Mayer et al.'s baseline, there with random ties; here by op index)."""
 
 from __future__ import annotations
 

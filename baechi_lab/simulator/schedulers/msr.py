@@ -1,4 +1,4 @@
-"""`msr`: Maximum Successor Rank first (paper C section 4.2, doi:10.1145/3154842.3154843).
+"""`msr`: Maximum Successor Rank first (Mayer et al. 2017, section 4.2, doi:10.1145/3154842.3154843).
 
 Among the ready ops of a device the one that does most for the others runs first. Equation 13, with p(i) the device of i:
 

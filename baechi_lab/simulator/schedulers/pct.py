@@ -1,4 +1,4 @@
-"""`pct`: Highest Path Computation Time first (paper C section 4.1, doi:10.1145/3154842.3154843).
+"""`pct`: Highest Path Computation Time first (Mayer et al. 2017, section 4.1, doi:10.1145/3154842.3154843).
 
 Among the ready ops of a device the one with the longest way to the end of the step runs first. Equation 12:
 

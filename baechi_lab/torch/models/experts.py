@@ -1,8 +1,8 @@
 """Placements of the benchmark models by a human expert.
 
 GNMT: each LSTM layer of encoder and decoder on another device, embeddings with the first, the output projection with the last
-(paper B, section 5.3, after Wu et al.). Inception-V3 and ResNet-50: one device (the same section). Transformer and BERT:
-equal contiguous stacks of layers, embeddings with the first stack, the head with the last.
+(Jeon et al. 2020, section 5.3, after Wu et al.). Inception-V3 and ResNet-50: one device (the same section). Transformer and
+BERT: equal contiguous stacks of layers, embeddings with the first stack, the head with the last.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Counts = Callable[[int], int]
 
 
 class ConvBNReLU(nn.Module):
-    """Convolution, batch norm, ReLU: the module that paper P keeps whole (`atomic=("ConvBNReLU",)`)."""
+    """Convolution, batch norm, ReLU: the module that Shetty 2022 keeps whole (`atomic=("ConvBNReLU",)`)."""
 
     def __init__(
         self,

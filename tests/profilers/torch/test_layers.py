@@ -1,4 +1,4 @@
-"""Trace, profile and graph: dependencies, memory classes, groups (paper P, section 1.3.1)."""
+"""Trace, profile and graph: dependencies, memory classes, groups (Shetty 2022, section 1.3.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`load_trace`: reads a trace file of any format of this room as a `Recording`."""
+"""`load_trace`: reads a trace file of any format of this package as a `Recording`."""
 
 from __future__ import annotations
 
