@@ -19,17 +19,15 @@ if TYPE_CHECKING:
     import pandas
 
 SLOWER = 1.05
-"""A step of at least this many times that of one device counts as slower."""
+"""A step longer than this many times that of one device counts as slower."""
 AT_THE_BOUND = 0.005
-"""A gap to the lower bound below this is no problem."""
+"""A gap to the lower bound (`step / bound - 1`) below this counts as none."""
 WELL_DIVIDED = 0.75
-"""A step of at most this many times that of one device shows that the groups can be divided."""
+"""A step of at most this share of that of one device shows that the groups can be divided."""
 GROUPS_PER_DEVICE = 4
-"""With at most this many groups per device, loads can hardly be balanced."""
+"""With at most this many groups per device, there are too few to balance the loads."""
 LARGEST_SHARE = 0.5
-"""With a group of more than this share of the work, there is little to divide."""
-
-
+"""A graph with a group of more than this share of the work can hardly be divided."""
 _KINDS = ("compute", "transfer", "queue", "idle")
 
 
@@ -321,10 +319,10 @@ def note_on_bound(placer_rows: pandas.DataFrame, graph: OpGraph) -> tuple[str, .
     return (f"{fastest['placer'].iloc[0]} {sentence}",) if sentence else ()
 
 
-def finer(passes: Sequence[str]) -> list[tuple[str, ...]]:
+def shorter_passes(passes: Sequence[str]) -> list[tuple[str, ...]]:
     """Returns the passes without the last one, without the last two, and so on to none.
 
-    >>> finer(("colocation", "fusion"))
+    >>> shorter_passes(("colocation", "fusion"))
     [('colocation',), ()]
     """
     return [tuple(passes[:k]) for k in range(len(passes) - 1, -1, -1)]

@@ -24,7 +24,7 @@ from baechi_lab.lessons.worst_cases import Instance, ratio
 from studies.results import store
 
 PLACERS = ("m-etf", "m-sct", "heft", "critical-path")
-# Durations and sizes are kept within a factor of five: with free choice the search only makes transfers ever dearer.
+# Durations and sizes are kept within a factor of five: with free choice the search makes transfers longer and longer.
 OPS, SHORTEST, LONGEST, LARGEST = (4, 9), 4, 20, 20
 SPEEDS, US_PER_BYTE = (1.0, 2.0, 4.0), (0.25, 0.5, 1.0)
 

@@ -18,7 +18,7 @@ def graph_of(step: Step) -> OpGraph:
         duration_us=np.zeros(structure.n),
         tensor_producer=structure.tensor_producer,
         tensor_bytes=structure.tensor_bytes,
-        temp_bytes=structure.round_bytes,
+        temp_bytes=structure.iteration_bytes,
         tensor_names=structure.tensor_names,
         consumer_ptr=structure.consumer_ptr,
         consumers=structure.consumers,

@@ -1,6 +1,6 @@
-"""Snapshot: records what a forward or backward pass may change, so that tracing and profiling leave a model unchanged.
+"""`ModelSnapshot`: records what a forward or backward pass may change, so that tracing and profiling leave a model unchanged.
 
-It has the parameters and buffers (values and identity), the gradients, the attributes of every module with the lists, dicts
+It records the parameters and buffers (values and identity), the gradients, the attributes of every module with the lists, dicts
 and plain objects in them, the sample inputs, and the random generators of torch, NumPy and Python. Values are copied to the
 host's memory, once for every tensor, and written back only where they have changed.
 """
@@ -22,7 +22,7 @@ from ..torch_runtime.storage import is_wrapper
 from ..torch_runtime.tree import PLAIN, outline
 
 DEPTH = 4
-"""How many plain objects within each other are followed from an attribute."""
+"""How many objects deep an attribute is searched: the attributes of its value, those of their values, and so on."""
 
 _OPAQUE = (types.ModuleType, types.FunctionType, types.MethodType, *PLAIN)
 _LAZY = (UninitializedBuffer, UninitializedParameter)
@@ -56,7 +56,7 @@ class ModelSnapshot:
         self.gradients = [(t, t.grad, t._post_accumulate_grad_hooks) for t in leaves]
         for t in leaves:
             t.grad, t._post_accumulate_grad_hooks = None, None
-        self.states, self.hosts = generator_states(), host_states()
+        self.torch_states, self.host_states = generator_states(), host_states()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -65,6 +65,7 @@ class ModelSnapshot:
             leaf.grad, leaf._post_accumulate_grad_hooks = gradient, hooks
 
     def restore(self) -> None:
+        """Restores everything but the gradients, which it removes; the end of the context restores those."""
         for holder in self.holders.values():
             holder.restore()
         for tensor, copy in self.tensors:
@@ -78,8 +79,8 @@ class ModelSnapshot:
             generator.set_state(state)
         for leaf, _, _ in self.gradients:
             leaf.grad = None
-        self.states.restore()
-        self.hosts.restore()
+        self.torch_states.restore()
+        self.host_states.restore()
 
     def changes(self) -> list[ContainerSnapshot]:
         """Returns the containers that have changed."""
@@ -90,6 +91,7 @@ class ModelSnapshot:
         return [tensor for tensor, copy in self.tensors if _differs(tensor, copy)]
 
     def _walk(self, place: str, start: object) -> None:
+        """Records all that is reached from `start`: tensors, generators and containers. `place` names the module, or an input."""
         stack = [(start, DEPTH, True)]
         while stack:
             visited, depth, attributes = stack.pop()
@@ -127,7 +129,7 @@ def _entries_of(container: object) -> list[object]:
 
 @dataclass
 class ContainerSnapshot:
-    """A container and its former contents. `places` are the modules (or "an input") that have it.
+    """A container and its former contents. `places` names the modules that refer to it ("an input" if an input does).
 
     `attributes` says that it holds the attributes of an object.
     """

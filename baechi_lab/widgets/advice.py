@@ -22,8 +22,8 @@ from ..simulator.schedulers import SCHEDULERS
 from ..step_summary import (
     AT_THE_BOUND,
     coarse_in_words,
-    finer,
     from_to_in_words,
+    shorter_passes,
     too_coarse,
 )
 from .compute import (
@@ -231,7 +231,7 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
     placers: dict[str, dict[str, object]] = {"": {}} if _is_placed_quickly(outcome) else {}
     if setting.placer != Auto.name or not placers:
         placers[by_quick] = _asking_quick_placers(setting)
-    for passes in finer(setting.passes):
+    for passes in shorter_passes(setting.passes):
         finer_setting = setting.replace(passes=passes, moves=())
         if too_coarse(outcome.graph, optimize_under(finer_setting, outcome.graph, memo), setting.cluster):
             continue
@@ -413,7 +413,7 @@ def _without(passes: tuple[str, ...], kept_passes: tuple[str, ...]) -> str:
 def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report = silent) -> Advice | None:
     """Returns the most passes under which the placer's placement fits; None if no subset of the passes does."""
     quick = _asking_quick_placers(setting) if setting.placer == Auto.name else {}
-    for passes in finer(setting.passes):
+    for passes in shorter_passes(setting.passes):
         changes = {"passes": passes, "moves": (), **quick}
         changed_setting = setting.replace(**changes)
         report(f"does it fit with {', '.join(passes) or 'no passes'}?", 0.6)
@@ -449,7 +449,7 @@ def find_fitting_change(setting: Setting, subject: Subject | None, memo: Memo) -
 
 
 def _fitting_changes(setting: Setting) -> Iterator[tuple[str, dict[str, object]]]:
-    for passes in finer(setting.passes):
+    for passes in shorter_passes(setting.passes):
         yield "passes", {"passes": passes, "moves": ()}
     quick = _asking_quick_placers(setting)
     if setting.placer != Auto.name:

@@ -1087,7 +1087,7 @@ def _mixing_losses():
         scan: "carries values from one sample to the next",
         rows: "carries values from one sample to the next",
         rounds: "reads a value of the whole batch for each of its samples",
-        until_all_are_small: "chooses its number of rounds by a value of the batch",
+        until_all_are_small: "chooses its number of iterations by a value of the batch",
         mean_of_the_words_that_count: "reads a value of the whole batch for each of its samples",
         by_frequency: "counts or joins entries by their values",
     }
@@ -1162,7 +1162,7 @@ def _losses_in_loops():
 )
 @pytest.mark.parametrize("count", [2, 4])
 def test_bug_losses_in_loops_were_warned_of(kind, count, worker):
-    """Means over the batch that the rounds of a loop add up are means, and sums are sums."""
+    """Means over the batch that the iterations of a loop add up are means, and sums are sums."""
     _assert_equal_steps(lambda: _gradient_step(_losses_in_loops()[kind]), (WORDS,), worker, count)
 
 

@@ -1,4 +1,4 @@
-"""Replication: constants are computed where they are read; nothing is sent for them, nothing else changes."""
+"""The pass `replicate`: constants are copied to the devices of their readers, and nothing is sent for them."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_a_constant_is_on_both_devices():
     assert before.makespan_us == 216 and after.makespan_us == 116
     assert len(before.transfers) == 2 and len(after.transfers) == 1
     assert not check(copied, cluster, placement, after)
-    # The placement reads for the original graph too, where the constant is with its first copy.
+    # The placement is also one of the original graph, with the constant on the device of its first copy.
     assert placement.on(graph).device.tolist() == [0, 0, 1, 0]
 
 
@@ -44,12 +44,12 @@ def test_a_constant_is_on_both_devices():
     ],
     ids=["type", "persistent", "allowed", "grouped"],
 )
-def test_what_may_not_be_copied_stays(change):
+def test_sources_that_may_not_be_copied_stay(change):
     graph = with_constant(**change)
     assert Replicate().apply(graph) is graph
 
 
-def test_dear_or_large_sources_are_sent():
+def test_long_or_large_sources_are_sent():
     graph = with_constant()
     assert Replicate(max_duration_us=0.5).apply(graph) is graph
     assert Replicate(max_bytes=3).apply(graph) is graph

@@ -50,9 +50,9 @@ def test_too_few_layers_go_through_fewer_devices():
 def test_expensive_links_use_fewer_devices():
     """A further device saves less than 16 us, and each further border costs 100 us."""
     graph = bl.generators.pipeline([1.0] * 8, [1.0] * 8)
-    dear = bl.Cluster.uniform(P, memory_bytes="8GB", link=bl.Link(100.0, 0.0))
+    slow_links = bl.Cluster.uniform(P, memory_bytes="8GB", link=bl.Link(100.0, 0.0))
     for schedule in ("zb-v", "interleaved-1f1b"):
-        placement = bl.place(graph, dear, "contiguous", objective="step", micro_batches=COUNT, schedule=schedule)
+        placement = bl.place(graph, slow_links, "contiguous", objective="step", micro_batches=COUNT, schedule=schedule)
         assert len(set(placement.device.tolist())) == 1 and placement.info["step_us"] == pytest.approx(COUNT * 16)
 
 

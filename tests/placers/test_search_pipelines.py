@@ -13,7 +13,7 @@ COMM = ("parallel", "sequential", "duplex")
 
 
 def uneven_cluster(count: int, comm: str, memory: int = 10**9) -> bl.Cluster:
-    """Devices of different speeds, and links that are dearer the further apart they are."""
+    """Devices of different speeds, and links that are slower the further apart they are."""
     devices = [bl.Device(f"gpu:{k}", "gpu", memory, speed=1.0 + k) for k in range(count)]
     links = {(a, b): bl.Link(0.3, 0.02 * abs(a - b)) for a in range(count) for b in range(count) if a != b}
     return bl.Cluster(

@@ -34,10 +34,10 @@ def test_a_loop_lasts_its_rounds():
 
     structure, library, graph = profiled(step, np.ones((4, 4), np.float32))
     ((i, node),) = ops(structure, "While")
-    assert library.rounds(node) == 5
+    assert library.iterations(node) == 5
     products = [b for b in library.body_ops(node) if b.node.op == "MatMul"]
     assert [(b.inputs, b.times) for b in products] == [([(4, 4), (4, 4)], 5)]
-    # per round: 2 * 4^3 = 128 FLOPs for the product, one each for the counters and the comparison
+    # per iteration: 2 * 4^3 = 128 FLOPs for the product, one each for the counters and the comparison
     small_op_runs = sum(b.times for b in library.body_ops(node) if b.node.op in ("AddV2", "Less", "LogicalAnd"))
     metadata = 0.25 * sum(b.times for b in library.body_ops(node) if b.node.op == "Identity")
     assert graph.duration_us[i] == pytest.approx(5 * 128 + small_op_runs + metadata)
@@ -55,7 +55,7 @@ def test_the_gradient_of_a_loop_runs_as_many_rounds():
 
     structure, library, _ = profiled(step, np.ones((2, 4), np.float32))
     loops = ops(structure, "While")
-    assert [library.rounds(node) for _, node in loops] == [3, 3]
+    assert [library.iterations(node) for _, node in loops] == [3, 3]
     products = [sum(b.times for b in library.body_ops(node) if b.node.op == "MatMul") for _, node in loops]
     assert products == [3, 6]  # x @ w forward; the gradients of x and of w backward
 
@@ -78,14 +78,14 @@ def test_bug_a_loop_without_a_known_bound_counted_one_round_without_a_word():
             x = x * 2.0
         return x
 
-    with pytest.warns(GuessedCosts, match="rounds are not known and count as one: while"):
+    with pytest.warns(GuessedCosts, match="the number of iterations is not known and counts as one: while"):
         structure, library, _ = profiled(step, np.ones(3, np.float32))
     ((_, node),) = ops(structure, "While")
-    assert library.rounds(node) is None
+    assert library.iterations(node) is None
 
 
 @pytest.mark.parametrize(
-    ("start", "goes_on", "change", "rounds"),
+    ("start", "goes_on", "change", "iterations"),
     [
         (2, lambda i: i < 10, 3, 3),  # 2, 5, 8
         (2, lambda i: i <= 8, 3, 3),
@@ -98,13 +98,13 @@ def test_bug_a_loop_without_a_known_bound_counted_one_round_without_a_word():
         (0, lambda i: tf.logical_or(i < 4, i < 8), 1, None),
     ],
 )
-def test_bug_counters_were_taken_to_start_at_0_and_grow_by_1(start, goes_on, change, rounds):
+def test_bug_counters_were_taken_to_start_at_0_and_grow_by_1(start, goes_on, change, iterations):
     def step(x):
         return tf.while_loop(lambda i, y: goes_on(i), lambda i, y: (i + change, tf.matmul(y, y)), (start, x))[1]
 
     structure = read_structure(bl.trace(step, np.ones((2, 2), np.float32)))
     ((_, node),) = ops(structure, "While")
-    assert Library(structure.graph_def).rounds(node) == rounds
+    assert Library(structure.graph_def).iterations(node) == iterations
 
 
 def test_bug_sizes_of_tensors_were_no_bounds_and_open_ones_counted_as_1_inside_loops():

@@ -1,4 +1,4 @@
-"""Lists of tensors hold what their items take, and loops hold what a round makes."""
+"""Lists of tensors hold what their items take, and loops hold what an iteration makes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def traced():
 
 
 def test_bug_what_a_loop_keeps_for_its_gradient_had_no_bytes():
-    """Each round keeps its state, which the product reads, and the output of tanh; the weight belongs to its variable."""
+    """Each iteration keeps its state, which the product reads, and the output of tanh; the weight belongs to its variable."""
     structure = read_structure(traced())
     loop, gradient = (i for i, node in enumerate(structure.nodes) if node.op.endswith("While"))
     sizes = [structure.list_bytes.get(t, 0) for t in structure.output_tensors[loop]]
@@ -38,8 +38,8 @@ def test_bug_what_a_loop_keeps_for_its_gradient_had_no_bytes():
     assert list_sizes == [ROUNDS * STATE_BYTES] * 2
     assert structure.tensor_bytes[structure.output_tensors[loop][sizes.index(list_sizes[0])]] == list_sizes[0]
     # Forward, the product and tanh are alive at once with counters of 4 bytes; backward, gradients of weights are the largest.
-    assert 2 * STATE_BYTES <= structure.round_bytes[loop] <= 3 * STATE_BYTES + 16
-    assert structure.round_bytes[gradient] >= 2 * WIDTH * WIDTH * 4
+    assert 2 * STATE_BYTES <= structure.iteration_bytes[loop] <= 3 * STATE_BYTES + 16
+    assert structure.iteration_bytes[gradient] >= 2 * WIDTH * WIDTH * 4
     (items,) = (i for i, node in enumerate(structure.nodes) if node.op == "TensorListFromTensor")
     assert structure.list_bytes[structure.output_tensors[items][0]] == ROUNDS * STATE_BYTES
 

@@ -635,7 +635,9 @@ def test_bug_bodies_of_loops_counted_their_bytes_only(condition, rounds):
         warnings.simplefilter("always")
         graph = bl.profile_program(onnx_model, training=False)
     assert graph.persistent_bytes.tolist() == [8 * 8 * 4 + 8, 0]
-    expected = [] if rounds == 5 else ["how often the bodies of 1 operators run is not known (Loop); one round of each"]
+    expected = (
+        [] if rounds == 5 else ["how often the bodies of 1 operators run is not known (Loop); one iteration of each"]
+    )
     assert [expected[0] in str(w.message) for w in caught] == [True] * len(expected)
 
 

@@ -61,7 +61,7 @@ def test_high_effort_often_proves_the_optimum():
     assert tight >= 10
 
 
-def test_fork_join_with_dear_transfers_is_serial():
+def test_fork_join_with_expensive_transfers_is_serial():
     # Ops 5, 10, 10, 5, transfers of 100: whoever splits pays 100, so everything is on one device: 30.
     graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
     cluster = Cluster.uniform(2, memory_bytes=100, link=Link(100.0, 0.0))
@@ -109,14 +109,14 @@ def test_memory_forces_a_cut():
 def test_compiled_and_readable_propagation_agree():
     for seed in range(6):
         graph, cluster = small_case(seed)
-        x = merge_problem(graph, cluster)
+        problem = merge_problem(graph, cluster)
         n = graph.n
         for limit in (0.4, 0.7, 0.9):
             answers = []
             for function in (propagate, readable(propagate)):
-                paid = np.zeros(len(x.before.near), np.int8)
-                deductions = no_deductions(x.unit.copy(), paid, np.zeros(n), np.zeros(n))
-                fits = function(limit * x.p.sum(), x, deductions, 30)
+                paid = np.zeros(len(problem.before.near), np.int8)
+                deductions = no_deductions(problem.unit.copy(), paid, np.zeros(n), np.zeros(n))
+                fits = function(limit * problem.p.sum(), problem, deductions, 30)
                 answers.append((fits, *(column.tolist() for column in deductions)))
             assert answers[0] == answers[1]
 

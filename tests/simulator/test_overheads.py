@@ -70,9 +70,11 @@ def test_placers_see_the_overhead_as_latency():
     assert len(set(bl.place(graph, cluster(overhead=0.0, latency=1.0), "m-etf").device.tolist())) == 2
     exact = bl.place(graph, cluster(overhead=0.0, latency=1.0), "exact", time_limit=5) if _has_ortools() else None
     assert exact is None or exact.info["status"] == "OPTIMAL"
-    dear = cluster(overhead=6.0, latency=1.0)
-    assert dear.without_overhead().link == bl.Link(13.0, 0.0)
-    replaced = bl.place(graph, dear, "exact", time_limit=5) if _has_ortools() else bl.place(graph, dear, "single")
+    slow_links = cluster(overhead=6.0, latency=1.0)
+    assert slow_links.without_overhead().link == bl.Link(13.0, 0.0)
+    replaced = (
+        bl.place(graph, slow_links, "exact", time_limit=5) if _has_ortools() else bl.place(graph, slow_links, "single")
+    )
     assert replaced.info["overhead"] == "seen as latency" and "gap" not in replaced.info
 
 

@@ -129,9 +129,12 @@ def test_text_that_is_no_schedule(text, message):
     [
         ("0F0 0B0", "the schedule has 1 lines; the pipeline has 2 devices"),
         ("0F0 0B0\n1F0", "the schedule lacks 1B0"),
-        ("0F0 0F0 0B0\n1F0 1B0", "line 1 of the schedule has 0F0, twice"),
-        ("0F0 0B0 1F0\n1B0", "line 1 of the schedule has 1F0, which is not its work"),
-        ("0F0 0B0 0F7\n1F0 1B0", "line 1 of the schedule has 0F7, an unknown unit"),
+        ("0F0 0F0 0B0\n1F0 1B0", "line 1 of the schedule has 0F0 twice"),
+        ("0F0 0B0 1F0\n1B0", "line 1 of the schedule has 1F0, which belongs to line 2"),
+        (
+            "0F0 0B0 0F7\n1F0 1B0",
+            "line 1 of the schedule has 0F7; the pipeline has stages 0 to 1, micro-batches 0 to 0",
+        ),
         ("0B0 0F0\n1F0 1B0", "the schedule blocks itself: 0B0 waits for 0F0"),
     ],
 )

@@ -133,7 +133,7 @@ def _copies(
 def _bytes_of_bodies(trace: Trace, zero: float, graph: OpGraph) -> list[tuple[float, ...]]:
     """Returns memory rows of loops, conditionals and lists: TensorFlow records nothing of what runs inside of them.
 
-    Outputs, lists among them, are live until their last reader on the device has ended; one round's bytes while the op runs.
+    Outputs, lists among them, are live until their last reader on the device has ended; one iteration's bytes while the op runs.
     """
     interval = dict(zip(trace.op.tolist(), zip(trace.device, trace.start_us, trace.end_us, strict=True), strict=True))
     rows: list[tuple[float, ...]] = []

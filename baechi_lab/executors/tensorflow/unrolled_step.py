@@ -43,7 +43,7 @@ REDUCTIONS = ("mean", "sum")
 _STALE = ("_class", "_output_shapes")
 """Attributes that become wrong: names of original ops, and shapes, which are longer for updates of looked-up rows."""
 _STREAM = 0x27D4EB2F
-"""Difference between the seeds of micro-batches: odd and large, so that consecutive seeds of steps do not collide."""
+"""Difference between the seeds of two micro-batches: odd and large, so that seeds of consecutive steps do not collide."""
 
 
 def unrolled_step(
@@ -173,6 +173,7 @@ class _Unroller:
         return f"{name}/replica{k}" if k > 0 else name
 
     def _names(self, name: str) -> list[str]:
+        """Returns the names of all copies of an op."""
         return [
             self._name(name, k) for k in range(self.count if name in self.repeated_ops else self.shares.width(name))
         ]
@@ -189,6 +190,7 @@ class _Unroller:
         return {(name, output): output_types(self.nodes[name])[output] for name, output in shared_tensors}
 
     def _fed_name(self, reference: str, k: int) -> str:
+        """Returns the name of micro-batch `k`'s copy of an input, or of the op that is fed in its place."""
         name, output = split(reference)
         copied_name = self._name(name, k if name in self.repeated_ops else 0)
         return f"{self.totals.fed.get(copied_name, copied_name)}:{max(output, 0)}"
@@ -244,6 +246,7 @@ class _Unroller:
         return self._names(name)[-1 - k :: self.shares.width(name)] if together else self._names(name)
 
     def _summed_output(self, name: str, output: int, replica: int) -> str:
+        """Returns the name of an output that is summed over the micro-batches, for an op that runs once."""
         copies = [join(copy, output) for copy in self._names(name)]
         is_same = (
             name not in self.division.varying
@@ -277,6 +280,7 @@ class _Unroller:
     # -- outputs -----------------------------------------------------------------------------------------------------
 
     def _output(self, spec: TensorSpec) -> TensorSpec:
+        """Returns an output of the step: a mean or sum over micro-batches, or all of them stacked."""
         name, output = self._before_updates(*split(spec.name))
         if name not in self.repeated_ops or self.count == 1:
             return TensorSpec(f"{name}:{output}", spec.dtype, spec.shape)

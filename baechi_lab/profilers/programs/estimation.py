@@ -16,7 +16,7 @@ from ...internal_warnings import outer_stacklevel
 from ..precision import Precision
 from .backward import add_backward_and_updates
 from .detection import is_instance
-from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program, ProgramOp
+from .records import UNKNOWN_ITERATIONS, UNKNOWN_SHAPES, Program, ProgramOp
 
 
 class GuessedCosts(UserWarning):
@@ -128,11 +128,11 @@ def _reads_integer_weights(op: ProgramOp) -> bool:
 def _describe_guesses(program: Program, hardware: Hardware) -> Iterator[str]:
     """Describes what is unknown about the program, with its share of the time."""
     us = program.microseconds(hardware) if program.reasons_of_guesses else []
-    for reason in ("", UNKNOWN_ROUNDS, UNKNOWN_SHAPES):
+    for reason in ("", UNKNOWN_ITERATIONS, UNKNOWN_SHAPES):
         ops = [
             i
             for i, why in program.reasons_of_guesses.items()
-            if (why if why in (UNKNOWN_ROUNDS, UNKNOWN_SHAPES) else "") == reason
+            if (why if why in (UNKNOWN_ITERATIONS, UNKNOWN_SHAPES) else "") == reason
         ]
         if not ops:
             continue
@@ -144,9 +144,9 @@ def _describe_guesses(program: Program, hardware: Hardware) -> Iterator[str]:
                 f"the shapes of {len(ops)} of {len(us)} operators are not known ({examples}); their work is taken from what is "
                 f"known of their inputs, {share}, and may be far more"
             )
-        elif reason == UNKNOWN_ROUNDS:
+        elif reason == UNKNOWN_ITERATIONS:
             yield (
-                f"how often the bodies of {len(ops)} operators run is not known ({examples}); one round of each is counted, "
+                f"how often the bodies of {len(ops)} operators run is not known ({examples}); one iteration of each is counted, "
                 f"{share}, and may be far less than there are"
             )
         else:

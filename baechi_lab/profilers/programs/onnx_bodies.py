@@ -2,7 +2,7 @@
 
 A body reads values of the graph around it by name. They become inputs of its model, or constants where they are small, so that
 shapes that are computed from them are known. What the operator passes to the body has the shape that it has before the first
-round. A loop runs as often as its trip count says, if that is a constant and its condition is one too.
+iteration. A loop runs as often as its trip count says, if that is a constant and its condition is one too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 onnx = onnx_package()
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
-MOST_ROUNDS = 10_000
-"""Rounds that are told apart. More stand for "until the condition fails" in files that PyTorch exports."""
+MOST_ITERATIONS = 10_000
+"""Iterations that are told apart. More stand for "until the condition fails" in files that PyTorch exports."""
 SMALL = 1024
 """Elements of a constant whose values shapes may depend on."""
 
@@ -34,14 +34,14 @@ class Body:
     Args:
         model: the graph as a model.
         outer: names of values of the graph around it that it reads.
-        rounds: how often it runs; None if this depends on values that are not known.
+        iterations: how often it runs; None if this depends on values that are not known.
         returned_outputs: positions of the body's outputs that the operator returns, in the order of the operator's outputs.
-        stacked_count: how many of these, the last ones, the operator returns for all rounds together.
+        stacked_count: how many of these, the last ones, the operator returns for all iterations together.
     """
 
     model: ModelProto
     outer: tuple[str, ...]
-    rounds: int | None
+    iterations: int | None
     returned_outputs: tuple[int, ...]
     stacked_count: int = 0
 
@@ -54,7 +54,7 @@ class Body:
             if k >= len(self.returned_outputs) - self.stacked_count and output_type.tensor_type.HasField("shape"):
                 sizes = list(output_type.tensor_type.shape.dim)
                 del output_type.tensor_type.shape.dim[:]
-                output_type.tensor_type.shape.dim.add(dim_value=self.rounds or 1)
+                output_type.tensor_type.shape.dim.add(dim_value=self.iterations or 1)
                 output_type.tensor_type.shape.dim.extend(sizes)
             output_types.append(output_type)
         return output_types
@@ -81,25 +81,25 @@ def bodies_of(node: NodeProto, model: ModelProto) -> list[Body]:
     if node.op_type == "Loop":
         argument_types = (types.get(v) for v in node.input[2:])
         type_of_argument = dict(zip((v.name for v in graph.input[2:]), argument_types, strict=False))
-        carried_count, rounds = len(node.input) - 2, _trip_count(node, graph, constants)
+        carried_count, iterations = len(node.input) - 2, _trip_count(node, graph, constants)
         returned_outputs = tuple(range(1, len(graph.output)))
     else:
         scanned_count = attribute(node, "num_scan_inputs", 0)
         if not 0 < scanned_count <= len(node.input) or len(graph.input) != len(node.input):
             return []  # of version 8, whose inputs have a batch
         axes = attribute(node, "scan_input_axes", [0] * scanned_count)
-        carried_count, rounds = len(node.input) - scanned_count, None
+        carried_count, iterations = len(node.input) - scanned_count, None
         type_of_argument = {v.name: types.get(name) for v, name in zip(graph.input, node.input, strict=True)}
         for value, name, axis in zip(graph.input[carried_count:], node.input[carried_count:], axes, strict=False):
             if name in types and len(types[name].tensor_type.shape.dim) > axis:
                 row = onnx.TypeProto()
                 row.CopyFrom(types[name])
-                rounds = row.tensor_type.shape.dim[axis].dim_value
+                iterations = row.tensor_type.shape.dim[axis].dim_value
                 del row.tensor_type.shape.dim[axis]
                 type_of_argument[value.name] = row
         returned_outputs = tuple(range(len(graph.output)))
     stacked_count = len(returned_outputs) - carried_count
-    return [_body(graph, model, type_of_argument, types, constants, rounds, returned_outputs, stacked_count)]
+    return [_body(graph, model, type_of_argument, types, constants, iterations, returned_outputs, stacked_count)]
 
 
 def value_types(graph: GraphProto) -> dict[str, TypeProto]:
@@ -124,7 +124,7 @@ def _body(
     type_of_argument: Mapping[str, TypeProto | None],
     types: Mapping[str, TypeProto],
     constants: Mapping[str, TensorProto],
-    rounds: int | None,
+    iterations: int | None,
     returned_outputs: tuple[int, ...],
     stacked_count: int = 0,
 ) -> Body:
@@ -152,7 +152,7 @@ def _body(
             own_graph.input.add(name=name)
     own_model = onnx.ModelProto(ir_version=model.ir_version, graph=own_graph)
     own_model.opset_import.extend(model.opset_import)
-    return Body(own_model, outer, rounds, returned_outputs, stacked_count)
+    return Body(own_model, outer, iterations, returned_outputs, stacked_count)
 
 
 def _outer_values(graph: GraphProto) -> Iterator[str]:
@@ -175,8 +175,8 @@ def _trip_count(node: NodeProto, graph: GraphProto, constants: Mapping[str, Tens
         condition = makers[condition].input[0]
     if condition != graph.input[1].name and not _is_true((dict(constants) | _constants(graph)).get(condition)):
         return None
-    rounds = int(onnx.numpy_helper.to_array(count).reshape(-1)[0])
-    return rounds if 0 <= rounds <= MOST_ROUNDS else None
+    iterations = int(onnx.numpy_helper.to_array(count).reshape(-1)[0])
+    return iterations if 0 <= iterations <= MOST_ITERATIONS else None
 
 
 def _is_true(tensor: TensorProto | None) -> bool:

@@ -2,8 +2,8 @@
 
 Weights are known by their shapes; their values are not read. Float products count in full float32 (`profilers/precision.py`).
 Float initializers with more than one element are trained parameters, except the statistics of normalizations. Constants are
-not parameters. Arithmetic on shapes is the host's. Control flow has the work of its body, times the rounds (`onnx_bodies`); of
-two branches, of the longer one.
+not parameters. Arithmetic on shapes is the host's. Control flow has the work of its body, times the iterations
+(`onnx_bodies`); of two branches, of the longer one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .onnx_flops import (
     vector_flops,
 )
 from .onnx_shapes import FLOATS, Shape, infer_shapes, shapes_and_types, type_name
-from .records import UNKNOWN_ROUNDS, UNKNOWN_SHAPES, Program, ProgramOp
+from .records import UNKNOWN_ITERATIONS, UNKNOWN_SHAPES, Program, ProgramOp
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
@@ -149,9 +149,11 @@ def _read_model(
         kernels = (kernel, *_repeated_weights(node, shapes))
         body = _longest_body(bodies_of(node, inferred_model), precision) if node.op_type in CONTROL_FLOW else None
         if body is not None:
-            rounds, outer, program, body_programs = body
-            kernels = tuple(kernel for op in program.ops for kernel in op.kernels) * (1 if rounds is None else rounds)
-            reasons = [*program.reasons_of_guesses.values(), *([UNKNOWN_ROUNDS] if rounds is None else [])]
+            iterations, outer, program, body_programs = body
+            kernels = tuple(kernel for op in program.ops for kernel in op.kernels) * (
+                1 if iterations is None else iterations
+            )
+            reasons = [*program.reasons_of_guesses.values(), *([UNKNOWN_ITERATIONS] if iterations is None else [])]
             if reasons:
                 reasons_of_guesses[i] = UNKNOWN_SHAPES if UNKNOWN_SHAPES in reasons else reasons[-1]
             reads = tuple(dict.fromkeys((*reads, *outer)))
@@ -237,7 +239,7 @@ def _old_version_notes(version: int) -> tuple[str, ...]:
 def _longest_body(
     bodies: list[Body], precision: Precision | None
 ) -> tuple[int | None, tuple[str, ...], Program, list[Program]] | None:
-    """Returns rounds, outer values and operators of the body with the most FLOPs, then bytes, and all bodies' operators."""
+    """Returns iterations, outer values and operators of the body with the most FLOPs, then bytes, and all bodies' operators."""
     programs = [(body, _read_model(body.model, "body", None, {}, precision)) for body in bodies]
     if not programs:
         return None
@@ -247,7 +249,7 @@ def _longest_body(
         return sum(k.flops for k in kernels), sum(k.moved_bytes for k in kernels)
 
     body, program = max(programs, key=work)
-    return body.rounds, tuple(dict.fromkeys(v for b in bodies for v in b.outer)), program, [p for _, p in programs]
+    return body.iterations, tuple(dict.fromkeys(v for b in bodies for v in b.outer)), program, [p for _, p in programs]
 
 
 def _bytes(numbers: int, kind: str) -> int:

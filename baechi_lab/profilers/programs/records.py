@@ -1,4 +1,4 @@
-"""Program: the operators of an exported model, the values that they read and make, and their work."""
+"""`Program`: the operators of an exported model (ONNX, `torch.export`), the values that they read and make, and their work."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..precision import Precision
 from ..work import Kernel, work_of
 
 UNKNOWN_SHAPES = "shapes that are not known"
-"""Reason for a guess if the bytes of an op are guessed too."""
-UNKNOWN_ROUNDS = "a body that runs an unknown number of times"
-"""Reason for a guess if the work of one round is counted."""
+"""Reason why an op's work is guessed: its shapes are unknown, so its bytes are guessed too."""
+UNKNOWN_ITERATIONS = "a body that runs an unknown number of times"
+"""Reason why an op's work is guessed: that of one iteration is counted."""
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,8 @@ def size_of_open_dimension(
         return sizes[label]
     if position == 0 and batch_size is not None:
         return batch_size
-    how = "give batch_size (--batch-size)" if position == 0 else f"give sizes={{{label!r}: ...}} (-p {label}=...)"
-    raise InvalidInput(f"{value} has the open dimension {label!r:.80} at position {position}; {how}")
+    remedy = "give batch_size (--batch-size)" if position == 0 else f"give sizes={{{label!r}: ...}} (-p {label}=...)"
+    raise InvalidInput(f"{value} has the open dimension {label!r:.80} at position {position}; {remedy}")
 
 
 def check_sizes(
@@ -207,11 +207,11 @@ def check_sizes(
     left_open = sorted(open_dimensions)
     for label in sizes:
         if label not in left_open:
-            has = f"leaves open {', '.join(map(repr, left_open))}" if left_open else "leaves no dimension open"
-            raise InvalidInput(f"sizes names {label!r:.80}; the program {has}")
+            allowed = f"leaves open {', '.join(map(repr, left_open))}" if left_open else "leaves no dimension open"
+            raise InvalidInput(f"sizes names {label!r:.80}; the program {allowed}")
     if batch_size is not None and batch_size not in (known_sizes := sorted(set(first_sizes))):
-        has = ", ".join(map(str, known_sizes[:5])) or "none"
+        size_list = ", ".join(map(str, known_sizes[:5])) or "none"
         raise InvalidInput(
             f"batch_size is {batch_size}; the program leaves no first dimension open for it, and first dimensions have the sizes "
-            f"{has}: leave batch_size out, or make the program with an open first dimension"
+            f"{size_list}: leave batch_size out, or make the program with an open first dimension"
         )

@@ -1,9 +1,9 @@
 """The ops inside loops, conditionals and inner calls, and how often they run.
 
-The number of rounds of a loop is read from the comparisons that its condition requires, `i < limit`, where `i` starts at a known
-number and changes by a known one in each round. A number is known if it is a constant, a size of a tensor, computed from
-those, or the number of rounds of a loop that ran before, as in the gradient of a loop. Of several bounds the smallest counts;
-without one the loop counts as one round, which `Library.guesses` says. The branches of a conditional count in equal
+The number of iterations of a loop is read from the comparisons that its condition requires, `i < limit`, where `i` starts at a
+known number and changes by a known one in each iteration. A number is known if it is a constant, a size of a tensor, computed
+from those, or the number of iterations of a loop that ran before, as in the gradient of a loop. Of several bounds the smallest
+counts; without one the loop counts as one iteration, which `Library.guesses` says. The branches of a conditional count in equal
 shares of one run, as if they were equally likely. O(ops of the bodies).
 
 A loop that GPUs run as one kernel (`recurrent_layers`) is one op of its body, with the kernel in place of its shapes.
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-_ROUNDS: dict[str, Callable[[float], float]] = {
+_ITERATIONS: dict[str, Callable[[float], float]] = {
     "Less": math.ceil,
     "Greater": math.ceil,
     "LessEqual": lambda steps: math.floor(steps) + 1,
     "GreaterEqual": lambda steps: math.floor(steps) + 1,
     "NotEqual": lambda steps: steps if steps == int(steps) else -1,
 }
-"""Rounds while a comparison holds, from the changes that take the counter to the bound; negative if it never ends."""
+"""Iterations while a comparison holds, from the changes that take the counter to the bound; negative if it never ends."""
 _ARITHMETIC: dict[str, Callable[..., float]] = {
     "Add": lambda a, b: a + b,
     "AddV2": lambda a, b: a + b,
@@ -109,22 +109,22 @@ class Library:
         """Yields the ops that one run of `node`, a node of the graph itself, runs."""
         return self._ops_of_call(node, Scope(self.nodes, {}), 1.0)
 
-    def rounds(self, node: NodeDef) -> int | None:
+    def iterations(self, node: NodeDef) -> int | None:
         """Returns how often a loop of the graph runs its body; None if the graph does not say."""
-        return self._rounds(node, Scope(self.nodes, {}))
+        return self._iterations(node, Scope(self.nodes, {}))
 
     def _ops_of_call(self, node: NodeDef, outer: Scope, times: float) -> Iterator[BodyOp]:
         loop = node.op.endswith("While")
         names = called_functions(node)
-        rounds = self._rounds(node, outer) if loop else None
-        if loop and rounds is None:
-            self.guesses.setdefault("rounds are not known and count as one", []).append(node.name)
+        iterations = self._iterations(node, outer) if loop else None
+        if loop and iterations is None:
+            self.guesses.setdefault("the number of iterations is not known and counts as one", []).append(node.name)
         if is_fused(node):
             products = self._ops_of_bodies(names, node, outer, 1.0)
-            kernel = layer_kernel([(op.node, op.inputs, op.outputs) for op in products], rounds or 1)
+            kernel = layer_kernel([(op.node, op.inputs, op.outputs) for op in products], iterations or 1)
             yield BodyOp(node, (), (), (), (), times, kernel)
             return
-        body_runs = (1 if rounds is None else rounds) if loop else 1 / max(len(names), 1)
+        body_runs = (1 if iterations is None else iterations) if loop else 1 / max(len(names), 1)
         yield from self._ops_of_bodies(names, node, outer, times * body_runs)
 
     def _ops_of_bodies(self, names: Sequence[str], node: NodeDef, outer: Scope, times: float) -> Iterator[BodyOp]:
@@ -152,7 +152,7 @@ class Library:
                     adds_bias=op.name in biases,
                 )
 
-    def _rounds(self, node: NodeDef, outer: Scope) -> int | None:
+    def _iterations(self, node: NodeDef, outer: Scope) -> int | None:
         """Returns how often a loop runs, from the comparisons of its counter with constants; None if it is not known."""
         condition = self.functions.get(node.attr["cond"].func.name)
         body = self.functions.get(node.attr["body"].func.name)
@@ -164,7 +164,7 @@ class Library:
         initial = [r for r in node.input if not r.startswith("^")]
         bounds = []
         for compare in _required_ops(next(iter(condition.ret.values()), ""), inner):
-            if compare.op not in _ROUNDS:
+            if compare.op not in _ITERATIONS:
                 continue
             left, right = (_source(reference, inner) for reference in compare.input[:2])
             counter, limit = (left, right) if left in position and left not in constants else (right, left)
@@ -174,14 +174,14 @@ class Library:
             start = _number(initial[position[counter]], outer.nodes, outer.numbers)
             change = self._change(body, position[counter], node, outer)
             if start is not None and change:
-                rounds = _ROUNDS[compare.op]((bound - start) / change)
+                iterations = _ITERATIONS[compare.op]((bound - start) / change)
                 upwards = compare.op.startswith("Less") == (counter == left)
                 if compare.op == "NotEqual" or upwards == (change > 0):
-                    bounds.append(rounds if compare.op == "NotEqual" else max(rounds, 0))
+                    bounds.append(iterations if compare.op == "NotEqual" else max(iterations, 0))
         return min((int(b) for b in bounds if b >= 0), default=None)
 
     def _change(self, body: FunctionDef, position: int, node: NodeDef, outer: Scope) -> float | None:
-        """Returns what each round adds to a variable of the loop; None if that is not known."""
+        """Returns what each iteration adds to a variable of the loop; None if that is not known."""
         inner = {n.name: n for n in body.node_def}
         counter = body.signature.input_arg[position].name
         addition = inner.get(_source(returned_reference(body, position), inner).split(":")[0])
@@ -195,7 +195,7 @@ class Library:
         return _number(left, inner, constants) if counter == right and addition.op != "Sub" else None
 
     def _constant_arguments(self, function: FunctionDef, node: NodeDef, outer: Scope) -> dict[str, float]:
-        """Returns the known numbers that are passed in and do not change, round counters of loops that ran before among them."""
+        """Returns the known numbers that are passed in and do not change, such as iteration counts of loops that ran before."""
         data = [r for r in node.input if not r.startswith("^")]
         skip = len(data) - len(function.signature.input_arg)  # a conditional's first input is its condition
         body = self.functions.get(node.attr["body"].func.name) if node.op.endswith("While") else None
@@ -208,7 +208,7 @@ class Library:
             name, output = split(reference)
             producer = outer.nodes.get(name)
             if value is None and producer is not None and producer.op.endswith("While") and output == 0:
-                value = self._rounds(producer, outer._replace(depth=outer.depth + 1))
+                value = self._iterations(producer, outer._replace(depth=outer.depth + 1))
             if value is not None:
                 constants[arg.name] = value
         return constants
@@ -251,7 +251,7 @@ def returned_reference(function: FunctionDef, position: int) -> str:
 
 
 def is_handed_on(body: FunctionDef, position: int) -> bool:
-    """Whether no round of a loop changes an argument."""
+    """Whether no iteration of a loop changes an argument."""
     nodes = {node.name: node for node in body.node_def}
     return _source(returned_reference(body, position), nodes) == body.signature.input_arg[position].name
 

@@ -1,6 +1,6 @@
-"""Bytes that lists of tensors hold, and that a loop holds in one round.
+"""Bytes that lists of tensors hold, and that a loop holds in one iteration.
 
-TensorFlow's loops keep what their gradients read in lists, one item per round; TensorArrays are lists, too. A list is one
+TensorFlow's loops keep what their gradients read in lists, one item per iteration; TensorArrays are lists, too. A list is one
 tensor of the graph, of a type without a size, and no trace has records of what is allocated inside a loop. So the bytes are
 counted from the bodies. The lists of a loop share items with each other and with variables: an item counts once, with a list
 that the gradient reads; a variable or an argument that does not change counts with its owner. An item of a list that is
@@ -32,14 +32,14 @@ _COPIES = frozenset({"TensorListFromTensor", "TensorListScatter", "TensorListSca
 
 
 def count_lists(structure: Structure) -> tuple[dict[int, int], Ints]:
-    """Returns list -> bytes, and int64[ops], the most bytes that one round of a loop holds besides lists and arguments.
+    """Returns list -> bytes, and int64[ops], the most bytes that one iteration of a loop holds besides lists and arguments.
 
     Lists are tensors of the structure, and bytes are those of items that no other list, variable or tensor holds.
     """
     library = Library(structure.graph_def)
     sizes: dict[int, int] = {}
     unchanged_lists: dict[int, int] = {}  # lists that loops hand on as they are
-    round_bytes = np.zeros(structure.n, dtype=np.int64)
+    iteration_bytes = np.zeros(structure.n, dtype=np.int64)
     for i, node in enumerate(structure.nodes):
         outputs, inputs = structure.output_tensors[i], structure.data_inputs[i]
         if node.op in _COPIES:
@@ -48,13 +48,13 @@ def count_lists(structure: Structure) -> tuple[dict[int, int], Ints]:
             sizes[outputs[0]] = sizes.get(inputs[0], unchanged_lists.get(inputs[0], 0))
         elif node.op.endswith("While") and library.has_body(node):
             body = _Body(library.functions[node.attr["body"].func.name], is_fused(node))
-            bytes_by_argument = body.list_bytes(library.rounds(node) or 1)
+            bytes_by_argument = body.list_bytes(library.iterations(node) or 1)
             sizes.update((outputs[k], bytes_by_argument[k]) for k in bytes_by_argument)
             unchanged_lists.update(
                 (outputs[k], sizes[t]) for k, t in enumerate(inputs) if t in sizes and body.hands_on(k)
             )
-            round_bytes[i] = body.round_bytes()
-    return sizes, round_bytes
+            iteration_bytes[i] = body.iteration_bytes()
+    return sizes, iteration_bytes
 
 
 class _Body:
@@ -67,8 +67,8 @@ class _Body:
         self.specs = tensor_specs(function)
         self.arguments = {argument.name: k for k, argument in enumerate(function.signature.input_arg)}
 
-    def list_bytes(self, rounds: int) -> dict[int, int]:
-        """Returns the bytes of the items that each list gets in all rounds, by its position among the arguments."""
+    def list_bytes(self, iterations: int) -> dict[int, int]:
+        """Returns the bytes of the items that each list gets in all iterations, by its position among the arguments."""
         items = {k: item for name, k in self.arguments.items() if (item := self._item(name, k)) is not None}
         visited: set[str] = set()
         bytes_by_argument = {}
@@ -78,15 +78,15 @@ class _Body:
             owner = self._owner(reference)
             if owner is not None and owner not in visited:
                 visited.add(owner)
-                bytes_by_argument[k] = self._bytes(reference) * (rounds if times is None else times)
+                bytes_by_argument[k] = self._bytes(reference) * (iterations if times is None else times)
         return bytes_by_argument
 
     def hands_on(self, k: int) -> bool:
-        """Whether no round changes an argument."""
+        """Whether no iteration changes an argument."""
         return self._source(returned_reference(self.function, k)) == self.function.signature.input_arg[k].name
 
     def _item(self, name: str, k: int) -> tuple[str, bool, int | None] | None:
-        """Returns what each round adds to a list, whether it sets an item of an array, and how many items there are."""
+        """Returns what each iteration adds to a list, whether it sets an item of an array, and how many items there are."""
         at = self._source(returned_reference(self.function, k))
         node = self.nodes.get(at.split(":")[0])
         if node is None or node.op not in ("TensorListPushBack", "TensorListSetItem"):
@@ -104,7 +104,7 @@ class _Body:
         return self._source(node.input[0]) if node is not None and node.op in VIEWS and node.input else reference
 
     def _owner(self, reference: str) -> str | None:
-        """Returns what made an item; None if something else holds its memory. A state is an output of the round before."""
+        """Returns what made an item; None if something else holds its memory. A state is an output of the iteration before."""
         source = self._source(reference)
         if source in self.arguments:
             before = self._source(returned_reference(self.function, self.arguments[source]))
@@ -118,8 +118,8 @@ class _Body:
         shape, dtype = self.specs.get(reference, ((), 0))
         return prod(shape) * bytes_per_element().get(dtype, 0)
 
-    def round_bytes(self) -> int:
-        """Returns the most bytes that are alive in one round, in the order of the body's ops; items of lists are not counted."""
+    def iteration_bytes(self) -> int:
+        """Returns the most live bytes of one iteration, in the order of the body's ops; items of lists are not counted."""
         last: dict[str, int] = {}
         for position, node in enumerate(self.function.node_def):
             last.update((self._source(r), position) for r in node.input if not r.startswith("^"))

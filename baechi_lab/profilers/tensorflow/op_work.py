@@ -58,7 +58,7 @@ _IN_PLACE = ("AssignAdd", "AssignSub", "ResourceApply", "ResourceSparseApply", "
 def count_work(structure: Structure) -> Work:
     """Counts the FLOPs and bytes of every op from the shapes of its tensors.
 
-    Warns with `GuessedCosts` of loops whose rounds or sizes are not known, and of tensors whose sizes depend on data.
+    Warns with `GuessedCosts` of loops whose iterations or sizes are not known, and of tensors whose sizes depend on data.
     """
     precisions, width = product_precisions(), bytes_per_element()
     sizes, shapes = structure.tensor_bytes.tolist(), structure.shapes

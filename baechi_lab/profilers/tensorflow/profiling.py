@@ -80,7 +80,7 @@ def profile_with_report(
         **{
             "reuse": reuse_of(structure),
             "tensor_bytes": structure.tensor_bytes,
-            "temp_bytes": structure.round_bytes,
+            "temp_bytes": structure.iteration_bytes,
             "persistent_bytes": _variable_bytes(step, structure),
             **columns,
         },
@@ -106,7 +106,7 @@ def _estimate(step: Step, structure: Structure, kinds: dict[str, Hardware], prec
         "duration_us": next(iter(duration_by_kind.values())),
         "duration_by_kind": duration_by_kind,
         "persistent_bytes": _variable_bytes(step, structure, "fp32" if precision.is_mixed else precision.dtype),
-        "temp_bytes": structure.round_bytes
+        "temp_bytes": structure.iteration_bytes
         + scratch_bytes(structure, on_cpu=all(kind_hardware.kind == "cpu" for kind_hardware in kinds.values())),
         "info": {"estimate": estimate_record(kinds, precision, matrix_products)},
     }
@@ -124,7 +124,7 @@ def _measure(step: Step, structure: Structure, settings: MeasureSettings) -> tup
     """
     device_name, kind, measurement = measure(step, **asdict(settings))
     size = structure.tensor_bytes.copy()
-    temp_bytes = measurement.temp_bytes + structure.round_bytes
+    temp_bytes = measurement.temp_bytes + structure.iteration_bytes
     for pair, seen_bytes in measurement.output_bytes.items():
         tensor = structure.tensor_of.get(pair, -1)
         if tensor in structure.list_bytes:

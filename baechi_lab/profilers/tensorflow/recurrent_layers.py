@@ -92,7 +92,7 @@ def mark_fused_loops(graph_def: GraphDef, weights: set[str]) -> None:
 
 
 def layer_kernel(body_ops: Sequence[tuple[NodeDef, Shapes, Shapes]], steps: int) -> Kernel:
-    """Returns the kernel of a layer from the ops of one round of its loop.
+    """Returns the kernel of a layer from the ops of one iteration of its loop.
 
     Its FLOPs are those of the matrix products of all steps. Each step reads its part of the operands and writes the gates;
     the weights are read, and their gradients written, once.

@@ -35,7 +35,7 @@ class Structure:
 
     `output` is -1 for the tensor of control dependencies. `consumer_ptr`, `consumers` as in OpGraph. `open_tensors`
     are those whose size the graph leaves open; an open dimension counts as 1. `list_bytes` maps each tensor that is a list
-    to the bytes of its items. `round_bytes` int64[ops]: per loop, the most bytes that one of its rounds holds (see
+    to the bytes of its items. `iteration_bytes` int64[ops]: per loop, the most bytes that one of its iterations holds (see
     `list_bytes.py`).
     """
 
@@ -49,7 +49,7 @@ class Structure:
     consumers: NDArray[np.int32]
     open_tensors: tuple[int, ...]
     list_bytes: dict[int, int] = field(default_factory=dict)
-    round_bytes: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    iteration_bytes: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def n(self) -> int:
@@ -155,6 +155,6 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
         consumers=np.array([i for _, i in pairs], dtype=np.int32),
         open_tensors=tuple(open_tensors),
     )
-    list_bytes, round_bytes = count_lists(structure)
+    list_bytes, iteration_bytes = count_lists(structure)
     structure.tensor_bytes[list(list_bytes)] = list(list_bytes.values())
-    return replace(structure, list_bytes=list_bytes, round_bytes=round_bytes)
+    return replace(structure, list_bytes=list_bytes, iteration_bytes=iteration_bytes)

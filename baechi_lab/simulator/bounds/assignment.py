@@ -46,7 +46,7 @@ WINDOWS = 3
 PATHS = 20
 """Most paths that the program gets."""
 
-DEAREST = 10.0
+MOST_PRICE = 10.0
 """Upper limit for transfers in units of the scale, because the solver's tolerance is 1e-6 of the largest value."""
 
 SAFE = 1.0 - 1e-4
@@ -104,7 +104,7 @@ class _Program:
         self.graph, self.cluster, self.scale = graph, cluster, scale
         self.table, self.fastest = table / scale, table.min(axis=1) / scale
         self.head, self.tail = head / scale, tail / scale
-        self.price = np.minimum(cheapest_transfer_us(graph, cluster) / scale, DEAREST)
+        self.price = np.minimum(cheapest_transfer_us(graph, cluster) / scale, MOST_PRICE)
         # int64[n]: the assigned unit of each op, heaviest first; -1 if the op is relaxed.
         _, unit = np.unique(graph.device_unit, return_inverse=True)
         traffic = np.bincount(graph.edge_source, self.price[graph.edge_tensor], graph.n)

@@ -98,11 +98,17 @@ class Schedule:
         units_seen: set[Unit] = set()
         for line, order in enumerate(self.orders):
             for unit in order:
-                if unit not in required_units or unit in units_seen or line_of(unit) != line:
-                    why = "which is not its work" if unit in required_units else "an unknown unit"
-                    if unit in units_seen:
-                        why = "twice"
-                    raise InvalidInput(f"line {line + 1} of the schedule has {unit}, {why}")
+                if unit not in required_units:
+                    raise InvalidInput(
+                        f"line {line + 1} of the schedule has {unit}; the pipeline has stages 0 to {len(stage_device) - 1}, "
+                        f"micro-batches 0 to {micro_batches - 1}, and units of the kinds {', '.join(kinds)}"
+                    )
+                if line_of(unit) != line:
+                    raise InvalidInput(
+                        f"line {line + 1} of the schedule has {unit}, which belongs to line {line_of(unit) + 1}"
+                    )
+                if unit in units_seen:
+                    raise InvalidInput(f"line {line + 1} of the schedule has {unit} twice")
                 units_seen.add(unit)
         if units_seen != required_units:
             raise InvalidInput(f"the schedule lacks {min(required_units - units_seen)}")
@@ -110,7 +116,7 @@ class Schedule:
         self.check_deadlock(lambda unit: chain_needs(unit, last))
 
     def check_deadlock(self, needs: Callable[[Unit], Iterable[Unit]]) -> None:
-        """Runs the schedule dry. `needs(unit)` lists the units for which a unit waits.
+        """Runs the schedule without durations. `needs(unit)` lists the units for which a unit waits.
 
         Raises `InvalidInput` if all devices wait.
         """

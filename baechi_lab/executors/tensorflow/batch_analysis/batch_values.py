@@ -1,4 +1,4 @@
-"""The result of the analysis of a step, and what it reads from the graph: shapes, constants, sizes of the batch."""
+"""`BatchValues`: the result of the analysis of a step, and the shapes, constants and batch sizes that it reads from the graph."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 WORKS_ALONG = "may work along the samples of the batch"
-READS_SIZES = "reads a number in its rounds that depends on the number of samples"
+READS_SIZES = "reads a number in its iterations that depends on the number of samples"
 CARRIES_VALUES = "carries values from one sample to the next"
-REDUCES_AXIS = "reduces an axis in its rounds that is as long as the batch"
+REDUCES_AXIS = "reduces an axis in its iterations that is as long as the batch"
 SCATTERS_ENTRIES = "puts entries at places that depend on the data"
 UNPROVEN = frozenset({SCATTERS_ENTRIES, WORKS_ALONG, READS_SIZES, CARRIES_VALUES, REDUCES_AXIS})
 """Problems that an op may have, as far as the graph shows."""
@@ -34,15 +34,22 @@ _SHAPE_CONSTANT = re.compile(r"(^|/)Shape(_\d+)?$")
 
 @dataclass
 class BatchValues:
-    """The analysis of a step; see `read_batch_values`.
+    """The analysis of a step: how each tensor of a micro-batch relates to that of the undivided batch (`read_batch_values`).
 
-    `batch`: samples of a micro-batch. `values`: every tensor that differs between micro-batches. `trained_ops`: ops whose
-    outputs depend on variables or random numbers. `shared_totals`: totals of which each micro-batch reads its share of the
-    undivided batch's total, with the power by which the share is smaller. `problems`: op -> reason why micro-batches cannot
-    compute what it computes. `unclear`: op -> its division by a constant that may be a number of samples. `undivided_graph`: the
-    graph of the undivided batch; None if it is unknown. `positions`: constants whose entries are not those of the undivided
-    batch's samples.
-    `normalizes`: whether a layer normalizes by statistics of the batch, of which `bl.unroll` warns.
+    Args:
+        graph_def: the graph of a step of one micro-batch.
+        micro_batches: number of micro-batches of the undivided batch.
+        inputs: the inputs that hold the batch.
+        batch: samples of a micro-batch.
+        values: value of every tensor that differs between micro-batches.
+        trained_ops: ops whose outputs depend on variables or random numbers.
+        shared_totals: totals of which each micro-batch reads its share of the undivided batch's total, with the power of the
+            number of micro-batches by which the share is smaller.
+        problems: op -> reason why micro-batches cannot compute what it computes.
+        unclear: op -> its division by a constant that may be a number of samples.
+        undivided_graph: the graph of the undivided batch; None if it is unknown.
+        positions: constants with an entry per sample that differ from the undivided batch's.
+        normalizes: whether a layer normalizes by statistics of the batch, of which `bl.unroll` warns.
     """
 
     graph_def: GraphDef
@@ -102,7 +109,10 @@ class BatchValues:
         return tuple(int(d.size) for d in shapes[tensor[1]].dim)
 
     def drawn_axis(self, tensor: Tensor, shape: tuple[int, ...]) -> int | None:
-        """Returns the axis of samples of random numbers, which is longer for the undivided batch, or as long as the batch."""
+        """Returns the axis along which random numbers have an entry per sample; None if there is none.
+
+        It is the axis that is longer in the graph of the undivided batch. Without that graph, it is one as long as the batch.
+        """
         undivided_node = None if self.undivided_values is None else self.undivided_values.nodes.get(tensor[0])
         if (
             self.undivided_values is not None
@@ -116,7 +126,7 @@ class BatchValues:
         return axes[0] if axes else None
 
     def of_batch_size(self, tensor: Tensor) -> Value:
-        """Returns the value of a constant that is another one for the undivided batch; None for any other tensor.
+        """Returns the value of a constant that differs from the undivided batch's constant; None for any other tensor.
 
         A constant with an entry per sample is recorded in `positions` unless all micro-batches read those of the undivided batch.
         """

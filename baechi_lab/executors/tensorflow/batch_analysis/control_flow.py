@@ -103,9 +103,9 @@ class ControlFlowRules(OpInputs):
         return reduce(partial(merge_values, is_scalar=is_scalar), values)
 
     def _loop(self) -> list[Value]:
-        """Returns the values of the outputs of a loop: of its arguments, joined with what its rounds make of them.
+        """Returns the values of the outputs of a loop: of its arguments, joined with what its iterations make of them.
 
-        Rounds are analyzed until no value changes any more, which takes a few of them: a value only becomes less known.
+        Iterations are analyzed until no value changes any more, which takes a few of them: a value only becomes less known.
         """
         names = [self.node.attr[key].func.name for key in ("body", "cond")]
         function = Library(self.batch_values.graph_def).functions[names[0]]
@@ -137,23 +137,23 @@ class ControlFlowRules(OpInputs):
             if all(is_constant[k] and self._is_known_of_batch(k) for k in at):
                 self.batch_values.shared_totals.update({self.inputs[k]: 0 for k in at})
             else:
-                self.report_problem("chooses its number of rounds by a value of the batch", None)
+                self.report_problem("chooses its number of iterations by a value of the batch", None)
         for name in body.shared_arguments():
             k = body.arguments.index(name)
             if is_constant[k]:
                 self.batch_values.shared_totals[self.inputs[k]] = body.values.shared_totals[name, 0]
             else:
                 self.report_problem("reads a value of the whole batch for each of its samples", None)
-        rounds = Library(self.batch_values.graph_def).rounds(self.node) or 1
+        iterations = Library(self.batch_values.graph_def).iterations(self.node) or 1
         return [
-            replace(value, counts=value.counts | {count * rounds for count in value.counts}, share=None)
+            replace(value, counts=value.counts | {count * iterations for count in value.counts}, share=None)
             if isinstance(value, Total)
             else value
             for value in values
         ]
 
     def _loop_value(self, k: int, before: Value, after: Value) -> Value:
-        """Returns the value of an argument of a loop whose rounds turn `before` into `after`."""
+        """Returns the value of an argument of a loop whose iterations turn `before` into `after`."""
         if before is None and isinstance(after, Total) and after.power == 1:
             initial = self.batch_values.constant(self.inputs[k])
             if initial is not None and not np.any(initial):
@@ -168,8 +168,8 @@ class ControlFlowRules(OpInputs):
         )
 
     def _loop_over_samples(self) -> list[Value]:
-        """Returns the values of the outputs of a loop whose rounds are those of single samples. The body is not analyzed."""
-        if reason := self._mixing_loop():
+        """Returns the values of the outputs of a loop whose iterations are those of single samples. The body is not analyzed."""
+        if reason := self._reason_for_mixing():
             self.report_problem(reason, None)
         self.share_totals()
         results: list[Value] = []
@@ -182,9 +182,9 @@ class ControlFlowRules(OpInputs):
                 results.append(Total(None, exact=False) if self.is_scalar(k) else Samples(None))
         return results
 
-    def _mixing_loop(self) -> str | None:
-        """Returns how a loop over samples may combine them: by a size that it reads, a reduction, or what its rounds carry."""
-        if self._rounds_read_sizes():
+    def _reason_for_mixing(self) -> str | None:
+        """Returns how a loop may combine the samples: by a size that it reads, a reduction, or what its iterations carry."""
+        if self._iterations_read_sizes():
             return READS_SIZES
         library, batch = Library(self.batch_values.graph_def), self.batch_values.batch
         body = library.functions[self.node.attr["body"].func.name]
@@ -197,8 +197,8 @@ class ControlFlowRules(OpInputs):
                 return REDUCES_AXIS
         return None
 
-    def _rounds_read_sizes(self) -> bool:
-        """Whether floats that the rounds of a loop read are other ones for the undivided batch."""
+    def _iterations_read_sizes(self) -> bool:
+        """Whether floats that the iterations of a loop read are other ones for the undivided batch."""
         sizes = (isinstance(v, Total) and v.share == 0 and v.power != 0 for v in self.values)
         if any(is_size and is_float(kind) for is_size, kind in zip(sizes, output_types(self.node), strict=True)):
             return True
