@@ -36,8 +36,9 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
     """Writes `files` (name -> content, or a function that writes it) as `folder`, with the list of their hashes.
 
     An existing folder is replaced only when it is empty, or holds exactly what an earlier export wrote, and perhaps what
-    running it wrote: `trained_values.npz`, which stays, and the bytecode that Python keeps. A kill at any moment leaves the earlier or the new one (on Linux and macOS; elsewhere,
-    at one moment, the earlier one beside). What it leaves beside is removed by the first export to that place a minute later.
+    running it wrote: `trained_values.npz`, which stays, and the bytecode that Python keeps. A kill at any moment leaves the
+    earlier or the new one (on Linux and macOS; elsewhere, at one moment, the earlier one beside). What it leaves beside is
+    removed by the first export to that place a minute later.
 
     Raises:
         InvalidInput: the folder's place is taken by something else, or its parent does not exist.

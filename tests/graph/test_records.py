@@ -202,7 +202,7 @@ def test_bug_the_error_did_not_say_what_differs_between_graphs_of_one_size(chang
             placement.on(graph(**columns))
     del original
     gc.collect()
-    with pytest.raises(bl.InvalidInput, match="this graph has 3 ops, and its names or tensors differ$"):
+    with pytest.raises(bl.InvalidInput, match=r"this graph has 3 ops, and its names or tensors differ$"):
         coarse.on(graph(**columns))
 
 
