@@ -61,6 +61,11 @@ def test_examples_run(tmp_path):
     )
     assert completed.returncode == 0, completed.stderr[-3000:]
     assert "<Run ok: 5 steps" in completed.stdout
+    step_ms = {
+        placer: float(us) / 1e3 for placer, us in re.findall(r"^ *(\S+) +([\d.]+) ", completed.stdout, re.MULTILINE)
+    }
+    sentence = "`m-topo`, `m-etf` and `auto` take {m-topo:.0f}, {m-etf:.0f} and {auto:.0f} ms".format_map(step_ms)
+    assert sentence in (ROOT / "README.md").read_text(encoding="utf-8")
     assert (tmp_path / "placed_training" / "train.py").is_file()
 
 

@@ -52,6 +52,21 @@ def test_examples_run(page, monkeypatch):
     assert runner.summarize(verbose=False).failed == 0
 
 
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_two_towers_are_as_much_faster_as_the_page_says(tmp_path, monkeypatch):
+    """The first two blocks of the page are files; a comment behind the command `compare` says what it prints."""
+    text = (DOCS / "your-model.md").read_text(encoding="utf-8")
+    towers, step = re.findall(r"^```py(?:thon)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:2]
+    (tmp_path / "towers.py").write_text(towers, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    namespace: dict[str, object] = {}
+    exec(compile(step, "step.py", "exec"), namespace)
+    graph = bl.profile(namespace["step"](), mode="estimated", hardware="h100")
+    row = bl.compare(graph, bl.Cluster.uniform(2, kind="h100"), ["auto"], progress=False).iloc[0]
+    assert f"# speedup {row['speedup']:.2f}; the step is {row['gap']:.1%} above the lower bound\n" in text
+
+
 QUESTIONS = (
     "estimates estimate-errors fidelity layouts memory offloading peaks pipelines plans recomputation running-pipelines "
     "simulated-time your-model"
