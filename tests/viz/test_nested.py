@@ -123,12 +123,19 @@ def test_a_module_outside_all_layers_is_a_box_of_its_own_with_its_update():
     edges = [(k, k + 1, 8) for k in range(2 * count - 1)]
     edges += [(2 * count - 1 - k, 2 * count + k, 8) for k in range(count - 1)]
     forward_of = [*[-1] * count, *range(count)[::-1], *[-1] * (count - 1)]
-    tree = build_tree(bl.OpGraph.from_edges(np.ones(len(names)), edges, names=names, forward_of=forward_of))
+    modules = [name.partition("/")[0] for name in names]
+    columns = {"names": names, "forward_of": forward_of, "colocation": [ahead.index(module) for module in modules]}
+    parameters = [8 * ("/" not in name and name != "loss") for name in names]
+    graph = bl.OpGraph.from_edges(np.ones(len(names)), edges, persistent_bytes=parameters, colocation_names=ahead, **columns)
+    tree = build_tree(graph)
     inside = {tree.names[k]: {names[op] for op in tree.members(k)} for k in tree.children[ROOT]}
     assert inside["emb"] == {"emb", "emb/update"} and inside["head"] == {"head", "head/update"}
     assert inside["loss"] == {"loss"} and inside["head/backward"] == {"head/backward"}
     layer = next(k for k in range(len(tree)) if tree.labels[k] == "layers.3" and not tree.backward[k])
     assert [tree.labels[k] for k in tree.children[layer]] == ["attn", "linear1"]  # no box has the name "update" alone
+    scene = build_scene(graph, tree, ())
+    x = {tree.labels[k]: scene.x[i] for i, k in enumerate(scene.nodes) if not tree.backward[k]}
+    assert sorted(x, key=x.__getitem__) == ["emb", "enc", "head", "loss"]  # though their updates run last
 
 
 # -- levels between ----------------------------------------------------------------------------------------

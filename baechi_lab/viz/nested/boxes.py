@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...graph import OpGraph
 from ...graph.kernels.csr import Ints
-from .scopes import updates
+from .scopes import timed_ops
 
 SCOPE, OP, LEVEL = 0, 1, 2  # kinds of boxes
 
@@ -80,7 +80,7 @@ class _Levels:
         self.item_of = np.full(graph.n, -1, dtype=np.int64)
         self.cuts: dict[tuple[str, ...], tuple[NDArray[np.int64], list[str]]] = {}
         reads, readers = np.diff(graph.predecessors[0]), np.diff(graph.successors[0])
-        self.timed = (reads > 0) & ~updates(graph)
+        self.timed = timed_ops(graph)
         # What ops of repeated blocks have in common, numbered.
         numbers: dict[tuple[object, ...], int] = {}
         kinds = zip(

@@ -13,7 +13,7 @@ from ...graph import OpGraph, Timeline
 from ...graph.kernels.csr import Integers
 from ...graph.units import format_us, shorten
 from .arrange import Arrangement, Boxes, arrange
-from .scopes import updates
+from .scopes import timed_ops
 from .tree import OP, ROOT, Tree
 
 PAGE, INSIDE = 2.3, 1.9
@@ -111,7 +111,7 @@ class _Builder:
         self.opened = {ROOT, *self.frames.tolist()}
         self.duration = np.concatenate([[0.0], np.cumsum(graph.duration_us[tree.ops])])
         # Variables and updates tell little about when a box has its turn.
-        op_weight = np.where((np.diff(graph.predecessors[0]) > 0) & ~updates(graph), 1.0, 1e-6)[tree.ops]
+        op_weight = np.where(timed_ops(graph), 1.0, 1e-6)[tree.ops]
         self.timed = np.concatenate([[0.0], np.cumsum(op_weight)])
         self.position = np.concatenate([[0.0], np.cumsum(op_weight * graph.position[tree.ops])])
         self.item_of = np.full(graph.n, -1, dtype=np.int64)

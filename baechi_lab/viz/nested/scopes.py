@@ -101,7 +101,7 @@ def parts_of(name: str, mark: str) -> list[str]:
 
 
 def updates(graph: OpGraph) -> NDArray[np.bool_]:
-    """Returns bool[n]: ops in the scope `optimizer/`, and those colocated with a variable that depend on a backward op."""
+    """Returns bool[n]: ops in the scope `optimizer/`, and those colocated with parameters that depend on a backward op."""
     in_optimizer_scope = np.array([name.startswith("optimizer/") for name in graph.names], dtype=np.bool_)
     return in_optimizer_scope | ((_by_group(graph) >= 0) & _after_backward(graph) & (graph.forward_of < 0))
 
@@ -117,12 +117,24 @@ def _after_backward(graph: OpGraph) -> NDArray[np.bool_]:
     return np.array(after, dtype=np.bool_)
 
 
+def timed_ops(graph: OpGraph) -> NDArray[np.bool_]:
+    """Returns bool[n]: ops whose position says when a box has its turn, which are neither variables nor updates.
+
+    A PyTorch call that reads none of the graph's tensors, such as an embedding, has a backward op, as no variable has.
+    """
+    computes = np.diff(graph.predecessors[0]) > 0
+    computes[graph.forward_of[graph.forward_of >= 0]] = True
+    return computes & ~updates(graph)
+
+
 def _by_group(graph: OpGraph) -> NDArray[np.int64]:
-    """Returns int64[n]: the variable (an op with persistent bytes and without inputs) in each op's colocation group, or -1."""
-    source = np.diff(graph.predecessors[0]) == 0
-    variable = np.flatnonzero(source & (graph.persistent_bytes > 0) & (graph.colocation >= 0))
+    """Returns int64[n]: the first op of each op's colocation group that holds parameters, or -1.
+
+    It is a variable, or the call of a PyTorch module; an update, which may hold an optimizer's state, is none.
+    """
+    holder = np.flatnonzero((graph.persistent_bytes > 0) & (graph.colocation >= 0) & ~_after_backward(graph))
     first = np.full(len(graph.colocation_names) + 1, -1, dtype=np.int64)
-    first[graph.colocation[variable[::-1]]] = variable[::-1]
+    first[graph.colocation[holder[::-1]]] = holder[::-1]
     first[-1] = -1
     return first[graph.colocation]
 
