@@ -41,6 +41,10 @@ class CycleError(InvalidInput):
     """The graph is not a DAG."""
 
 
+class OpenBatchSize(InvalidInput):
+    """A program leaves its batch size open, and none is given."""
+
+
 class CostError(InvalidInput):
     """A duration or size is negative, NaN or infinite."""
 

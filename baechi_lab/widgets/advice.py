@@ -308,7 +308,13 @@ def works_one_at_a_time(outcome: Outcome) -> bool:
 def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
     """Yields the advice to pipeline several whole steps, for a graph that cannot be built for a smaller batch."""
     setting = outcome.setting
-    if outcome.step is not None or setting.pipeline or setting.cluster.n == 1 or not works_one_at_a_time(outcome):
+    if (
+        outcome.step is not None
+        or setting.takes_batches
+        or setting.pipeline
+        or setting.cluster.n == 1
+        or not works_one_at_a_time(outcome)
+    ):
         return
     count = next((m for m in (MICRO_BATCHES, 4, 2) if m * outcome.graph.n <= MOST_OPS), 0)
     if not count:
@@ -323,7 +329,7 @@ def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo
     setting, step = outcome.setting, outcome.step
     is_torch = is_torch_step(step)  # its batch can be cut
     batch = outcome.samples if is_torch else setting.batch_size
-    rebuilt = is_torch or (isinstance(step, Step) and step.built_from is not None)
+    rebuilt = is_torch or setting.takes_batches or (isinstance(step, Step) and step.built_from is not None)
     if not rebuilt or setting.profile != "estimated" or batch is None or setting.pipeline:
         return
     count = next((m for m in (MICRO_BATCHES, 4, 2) if batch % m == 0 and m * outcome.graph.n <= MOST_OPS), 0)

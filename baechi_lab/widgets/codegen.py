@@ -94,7 +94,8 @@ def _source_lines(setting: Setting, variable: str, built: Built | None, is_torch
     options = f"hardware={setting.hardware!r}" if setting.profile == "estimated" else "mode='measured'"
     profile = f"graph = bl.profile(step, {options})"
     if setting.is_program:
-        return [f"graph = bl.profile_program({setting.path!r}, hardware={setting.hardware!r})"]
+        batch = {} if setting.built_batch is None else {"batch_size": setting.built_batch}
+        return [f"graph = bl.profile_program({setting.path!r}, hardware={setting.hardware!r}{_keywords(batch)})"]
     if setting.path:
         return [f"graph = bl.load_graph({setting.path!r})"]
     if setting.model or (variable == "step" and built is not None):
@@ -267,6 +268,7 @@ def _read_call(name: str, fields: dict[str, Any], args: list[Any], options: dict
         case "profile_program":
             fields["source"] = f"file:{_first(args, line, 'the path')}"
             fields["hardware"] = options.get("hardware", Setting.hardware)
+            fields["batch_size"] = options.get("batch_size")
         case "models.build":
             fields["source"] = f"model:{_first(args, line, 'the model')}"
             fields["batch_size"] = options.pop("batch_size", None)

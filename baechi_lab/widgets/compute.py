@@ -238,7 +238,8 @@ def source(
         file = Path(setting.path)
         modified_seconds = file.stat().st_mtime if file.is_file() else 0.0
         if setting.is_program:
-            return None, memo.recall("load", _estimate, setting.path, modified_seconds, setting.hardware)[0]
+            program = (setting.path, modified_seconds, setting.hardware, setting.built_batch)
+            return None, memo.recall("load", _estimate, *program)[0]
         return None, memo.recall("load", _load, setting.path, modified_seconds)[0]
     step = given_step(setting, subject, memo, report)
     if step is None:
@@ -278,11 +279,11 @@ def _load(path: str, modified_seconds: float) -> OpGraph:
     return load_graph(path)
 
 
-def _estimate(path: str, modified_seconds: float, hardware: str) -> OpGraph:
+def _estimate(path: str, modified_seconds: float, hardware: str, batch_size: int | None) -> OpGraph:
     """Estimates the operators of a program; `modified_seconds` makes the cache read a changed file again."""
     from ..profilers.programs.estimation import profile_program
 
-    return profile_program(path, hardware=hardware)
+    return profile_program(path, hardware=hardware, batch_size=batch_size)
 
 
 def given_step(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> TrainingStep | None:

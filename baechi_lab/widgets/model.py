@@ -83,10 +83,10 @@ class WorkbenchModel:
 
     def __init__(self, subject: Subject | None, setting: Setting, *, inline: bool = False):
         if not (is_step(subject) or isinstance(subject, (OpGraph, type(None)))):
-            raise InvalidInput(
-                f"a workbench opens on a step or an OpGraph, not on {type(subject).__name__}; bl.torch.TorchStep makes the step "
-                "of a PyTorch model, bl.trace that of a TensorFlow function"
-            )
+            hint = "bl.torch.TorchStep makes the step of a PyTorch model, bl.trace that of a TensorFlow function"
+            if isinstance(getattr(subject, "graph", None), OpGraph):  # a recording, or the result of a pipeline
+                hint = "give its graph"
+            raise InvalidInput(f"a workbench opens on a step or an OpGraph, not on {type(subject).__name__}; {hint}")
         if subject is None and setting.source == GIVEN_SUBJECT:
             raise InvalidInput("a workbench needs a graph, a step, or a setting that names a model or a file")
         self.subject, self.inline = subject, inline

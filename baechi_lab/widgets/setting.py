@@ -84,7 +84,8 @@ class Setting:
 
     Args:
         source: "given", "model:NAME" (a benchmark model) or "file:PATH" (a stored graph, or a program: see `is_program`).
-        model_params: parameters of the model other than its batch size; `batch_size` None means the model's own.
+        model_params: parameters of the model other than its batch size; `batch_size` None means the model's own, or the
+            program's.
         profile, hardware: how a step gets its costs, see `bl.profile`.
         cluster: the devices and links.
         passes, forward_only: see `bl.optimize`; no passes means the graph is placed as it is.
@@ -191,6 +192,15 @@ class Setting:
         (True, False)
         """
         return bool(self.path) and program_kind(self.path) is not None
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether its source has a graph for every batch size: a model, or a program that leaves the batch size open.
+
+        >>> Setting(Cluster.uniform(1), "file:net.onnx", batch_size=8).takes_batches, Setting(Cluster.uniform(1)).takes_batches
+        (True, False)
+        """
+        return bool(self.model) or (self.is_program and self.batch_size is not None)
 
     def same_graph(self, setting: Setting) -> bool:
         """Whether both settings have the same ops."""

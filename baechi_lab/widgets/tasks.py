@@ -341,13 +341,15 @@ class Tasks:
         if not setting.model and setting.batch_size is None:
             # Where no placement fits, a sweep finds the devices and memory for which one does.
             target = self.outcome().graph if self.model.outcome is not None else source(setting, subject, memo)[1]
+        undivided_setting = setting.replace(micro_batches=None, schedule=None, replicas=1)
+        if setting.is_program and setting.takes_batches:
+            target = lambda size: source(undivided_setting.replace(batch_size=size), subject, memo)[1]  # noqa: E731
         if setting.source == GIVEN_SUBJECT and is_torch_step(subject):
             batch = subject.batch_size
             if batch is None:
                 subject.micro_batches(max(grid.get("micro_batches", [1])))  # raises if the batch cannot be cut
             else:
                 grid = {**grid, "batch_size": [batch]}
-                undivided_setting = setting.replace(micro_batches=None, schedule=None, replicas=1)
 
                 def micro_batch_graph(size: int) -> OpGraph:
                     """Returns the graph of a micro-batch of `size`; that of the whole batch is the profile on the screen."""

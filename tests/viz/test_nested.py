@@ -126,7 +126,9 @@ def test_a_module_outside_all_layers_is_a_box_of_its_own_with_its_update():
     modules = [name.partition("/")[0] for name in names]
     columns = {"names": names, "forward_of": forward_of, "colocation": [ahead.index(module) for module in modules]}
     parameters = [8 * ("/" not in name and name != "loss") for name in names]
-    graph = bl.OpGraph.from_edges(np.ones(len(names)), edges, persistent_bytes=parameters, colocation_names=ahead, **columns)
+    graph = bl.OpGraph.from_edges(
+        np.ones(len(names)), edges, persistent_bytes=parameters, colocation_names=ahead, **columns
+    )
     tree = build_tree(graph)
     inside = {tree.names[k]: {names[op] for op in tree.members(k)} for k in tree.children[ROOT]}
     assert inside["emb"] == {"emb", "emb/update"} and inside["head"] == {"head", "head/update"}

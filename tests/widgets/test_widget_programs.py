@@ -11,10 +11,19 @@ onnx = pytest.importorskip("onnx")
 @pytest.fixture
 def program(tmp_path):
     """A file of one product, 8 x 64 times 64 x 32."""
-    x, y = (onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [8, 64]), ("y", [8, 32])))
+    return product_file(tmp_path / "net.onnx", 8)
+
+
+@pytest.fixture
+def open_program(tmp_path):
+    """The same for a batch of any size."""
+    return product_file(tmp_path / "open.onnx", "batch")
+
+
+def product_file(path, batch):
+    x, y = (onnx.helper.make_tensor_value_info(*each) for each in (("x", 1, [batch, 64]), ("y", 1, [batch, 32])))
     weight = onnx.helper.make_tensor("w", 1, [64, 32], [0.0] * 2048)
     node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
-    path = tmp_path / "net.onnx"
     onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "net", [x], [y], [weight])), str(path))
     return str(path)
 
@@ -34,6 +43,39 @@ def test_a_program_opens_and_is_estimated_for_the_hardware_of_the_setting(diamon
     exec(bench.export.code.value, names)
     assert names["timeline"].makespan_us == bench.outcome.timeline.makespan_us
     assert from_code(bench.export.code.value).hardware == "h100"
+
+
+def test_a_program_without_a_batch_size_gets_one(diamond, pair, open_program):
+    """Exported programs mostly leave it open."""
+    bench = bl.Workbench(diamond, pair.with_memory("1GB"), placer="single", passes=())
+    bench.model.inline = True
+    bench.setting.file.value = open_program
+    assert bench.model.problem is None and bench.setting.batch.value == 32
+    bench.setting.batch.value = 64
+    hardware = bench.model.setting.hardware
+    assert bench.outcome.graph.key == bl.profile_program(open_program, hardware=hardware, batch_size=64).key
+    bench.setting.micro.value = "4"
+    assert bench.outcome.graph.key == bl.profile_program(open_program, hardware=hardware, batch_size=16).key
+    assert bench.outcome.samples == 64 and bench.setting.source_note.value == ""
+    names: dict = {}
+    exec(bench.export.code.value, names)
+    assert names["timeline"].makespan_us == bench.outcome.timeline.makespan_us
+    assert from_code(bench.export.code.value) == bench.model.setting
+    opened = bl.Workbench(None, pair.with_memory("1GB"), source=f"file:{open_program}", batch_size=16)
+    assert opened.outcome.graph.key == bench.outcome.graph.key
+
+
+def test_batches_of_a_program_are_swept_and_tried(pair, open_program):
+    bench = bl.Workbench(None, pair.with_memory("1GB"), source=f"file:{open_program}", batch_size=16, placer="single")
+    bench.model.inline = True
+    bench.explore.batches.value, bench.explore.devices.value, bench.explore.placers.value = "16, 32", "1", "single"
+    bench.explore.start.click()
+    assert bench.model.problem is None
+    table, alone = bench.explore.table, pair.with_memory("1GB").resized(1)
+    for size in (16, 32):
+        graph = bl.profile_program(open_program, hardware="rtx2080", batch_size=size)
+        expected = bl.simulate(graph, alone, bl.place(graph, alone, "single")).makespan_us
+        assert set(table[table["batch_size"] == size]["makespan_us"]) == {expected}
 
 
 def test_a_program_cannot_be_measured(diamond, pair, program):

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, OpenBatchSize
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.groups import join_groups
 from ...graph.hardware import Hardware
@@ -187,14 +187,16 @@ def size_of_open_dimension(
     """Returns the size of a dimension that a program leaves open: by its label, or the batch size for a first dimension.
 
     Raises:
-        InvalidInput: neither is given; the message names `value`, which has the dimension at `position`.
+        OpenBatchSize, InvalidInput: neither is given; the message names `value`, which has the dimension at `position`.
     """
     if label in sizes:
         return sizes[label]
     if position == 0 and batch_size is not None:
         return batch_size
-    remedy = "give batch_size (--batch-size)" if position == 0 else f"give sizes={{{label!r}: ...}} (-p {label}=...)"
-    raise InvalidInput(f"{value} has the open dimension {label!r:.80} at position {position}; {remedy}")
+    message = f"{value} has the open dimension {label!r:.80} at position {position}"
+    if position == 0:
+        raise OpenBatchSize(f"{message}; give batch_size (--batch-size)")
+    raise InvalidInput(f"{message}; give sizes={{{label!r}: ...}} (-p {label}=...)")
 
 
 def check_sizes(

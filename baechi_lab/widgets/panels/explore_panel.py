@@ -121,7 +121,7 @@ class ExplorePanel:
         self._ready()
 
     def _ready(self) -> None:
-        """Enables batch sizes if there is a model to build, and fills in values of the setting: devices, memory and half of it,
+        """Enables batch sizes if there is a graph for each, and fills in values of the setting: devices, memory and half of it,
         its micro-batches, schedule and replicas, and its placer before two others.
         """
         from ...simulator.schedules import RULES
@@ -142,7 +142,7 @@ class ExplorePanel:
             if control.value == self.offered[control]:  # otherwise the user has typed it
                 control.value = self.offered[control] = value
         step = setting.source == "given" and isinstance(subject, Step) and subject.built_from is not None
-        self.batches.disabled = not (setting.model or step)
+        self.batches.disabled = not (setting.takes_batches or step)
         if self.batches.disabled and self.measure.value == RATE:
             with self.quiet:
                 self.measure.value = TIME

@@ -160,16 +160,19 @@ def _peaks_column(name: str, peaks: Sequence[Sequence[int]], hint: str) -> Colum
 
 
 def fit_subject(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | None, OpGraph]]) -> Subject:
-    """Returns the argument of `bl.fit`: the graph of the whole batch, or a function of the batch for an estimated model."""
+    """Returns the argument of `bl.fit`: the graph of the whole batch, or a function of the batch for what is estimated."""
     undivided_setting = replace(setting, micro_batches=None, schedule=None, replicas=1)
     step, graph = build(setting)
     if is_torch_step(step):
         return Subject(graph if setting.micro_batches is None else build(undivided_setting)[1], step.batch_size, None)
+    rebuild = lambda batch: build(replace(undivided_setting, batch_size=batch))[1]  # noqa: E731
+    if setting.is_program and setting.batch_size is not None:
+        code = f"bl.profile_program({setting.path!r}, hardware={setting.hardware!r}, batch_size=BATCH)"
+        return Subject(rebuild(setting.batch_size), setting.batch_size, rebuild, code)
     if not isinstance(step, Step) or step.built_from is None or setting.profile != "estimated":
         return Subject(graph, None, None)
     built_from = step.built_from
     size = setting.batch_size or built_from.batch_size
-    rebuild = lambda batch: build(replace(undivided_setting, batch_size=batch))[1]  # noqa: E731
     code = model_code(built_from.model, built_from.other_params, setting.hardware)
     return Subject(rebuild(size), size, rebuild, code)
 

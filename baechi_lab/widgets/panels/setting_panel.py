@@ -7,13 +7,13 @@ from typing import Any
 
 import ipywidgets
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, OpenBatchSize
 from ...graph import COMMUNICATION_MODES, Cluster, Link, Step
 from ...graph.formats.reading import program_kind
 from ...graph.units import exact_bytes, format_us, plain_number, shorten
 from ...passes.optimize import PASSES
 from ..charts import progress_chart
-from ..compute import is_step, is_torch_step, time_limit
+from ..compute import is_step, is_torch_step, source, time_limit
 from ..controls import Dropdown, IntSlider, SelectionSlider, Text
 from ..glossary import tip
 from ..guard import Guard, guard_change
@@ -36,6 +36,8 @@ from .parts import MOST_DEVICES, WIDE, Fold, Quiet, add_hint, button, count_up_t
 
 STYLE = {"description_width": "96px"}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+FIRST_BATCH = 32
+"""First batch size of a program that leaves it open."""
 SLIDER_DEVICES = 16
 """Most devices of the slider; more can be typed beside it."""
 OWN_CLUSTER = "as given below"
@@ -252,8 +254,14 @@ class SettingPanel:
             return {}
         if not Path(path.strip()).is_file():
             raise InvalidInput(f"there is no file {path.strip()!r} here")
-        costs = {"profile": "estimated"} if program_kind(path.strip()) else {}
-        return {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}, **costs}
+        changes: dict[str, Any] = {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}}
+        if program_kind(path.strip()):
+            changes["profile"] = "estimated"
+            try:
+                source(self.model.setting.replace(**changes), None, self.model.memo)
+            except OpenBatchSize:
+                changes["batch_size"] = FIRST_BATCH
+        return changes
 
     def _changes_for_preset(self, name: str) -> dict[str, object]:
         if name == OWN_CLUSTER:
@@ -272,7 +280,7 @@ class SettingPanel:
         if self._stepless(setting):
             return f"batch size and times of ops are those in {setting.path or 'the given graph'}"
         if setting.is_program:
-            return f"batch size is that in {setting.path}"
+            return "" if setting.takes_batches else f"batch size is that in {setting.path}"
         subject = self.model.subject
         if setting.batch_size is not None or subject is None or setting.model:
             return ""
