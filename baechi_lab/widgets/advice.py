@@ -147,12 +147,18 @@ def all_advice(
 
 
 def best_advice(candidates: list[Advice]) -> tuple[Advice, ...]:
-    """Returns the advice with the largest gains; of changes that lead to the same step, the first one."""
+    """Returns the advice with the largest gains.
+
+    Of changes that lead to the same step it is the first one, and of those with the same button the one with the largest gain.
+    """
     first_with_step: dict[float, Advice] = {}
     for advice in candidates:
         if advice.after_us < BETTER * advice.before_us:
             first_with_step.setdefault(float(f"{advice.after_us:.9g}"), advice)
-    return tuple(sorted(first_with_step.values(), key=lambda a: a.after_us / a.before_us)[:MOST_ADVICE])
+    best_with_button: dict[str, Advice] = {}
+    for advice in sorted(first_with_step.values(), key=lambda a: a.after_us / a.before_us):
+        best_with_button.setdefault(advice.button, advice)
+    return tuple(best_with_button.values())[:MOST_ADVICE]
 
 
 def _other_order(outcome: Outcome, memo: Memo) -> Iterator[Advice]:

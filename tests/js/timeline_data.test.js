@@ -3,9 +3,9 @@ import { test } from "node:test";
 
 import { bytes, load, model } from "./load.js";
 
-const { readBars, firstVisible, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes, isHatched, phaseOf, waitKeys } = load(
+const { readBars, firstVisible, coverBar, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes, isHatched, phaseOf, waitKeys } = load(
   ["common.js", "timeline_data.js"],
-  ["readBars", "firstVisible", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars", "arrangeLanes", "isHatched",
+  ["readBars", "firstVisible", "coverBar", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars", "arrangeLanes", "isHatched",
     "phaseOf", "waitKeys"],
 );
 
@@ -44,6 +44,18 @@ test("a chosen bar is seen among faint ones in one pixel, in whatever order they
     for (const faint of order) coverPixel(coverage, cover, 0, 0.25, faint ? 5 : 3, faint);
     assert.deepEqual([cover[0], coverage[0]], [3 * 2, 0.25]);
   }
+});
+
+test("bars that follow each other without idle time cover every column", () => {
+  const coverage = new Float32Array(12);
+  const cover = new Int16Array(12).fill(-1);
+  for (let x = 0.75; x < 10; x += 1.375) coverBar(coverage, cover, x, 1.375, 0, false); // seven bars, up to 10.375
+  assert.deepEqual([...coverage], [0.25, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0.375, 0]);
+  assert.equal(coverBar(coverage, cover, -3, 1.4, 0, false), 0); // one that began before the edge
+  assert.equal(coverBar(coverage, cover, 11.5, 1.4, 0, false), 11);
+  const narrow = new Float32Array(3);
+  coverBar(narrow, new Int16Array(3).fill(-1), 0.99, 0.06, 0, false); // one column, not two
+  assert.deepEqual([...narrow].map((share) => share > 0).filter(Boolean).length, 1);
 });
 
 test("the wait at a time is found, in its lane only", () => {

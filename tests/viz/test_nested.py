@@ -140,6 +140,17 @@ def test_a_module_outside_all_layers_is_a_box_of_its_own_with_its_update():
     assert sorted(x, key=x.__getitem__) == ["emb", "enc", "head", "loss"]  # though their updates run last
 
 
+def test_names_of_an_onnx_program_begin_with_a_slash():
+    """PyTorch's exporter writes them so: no frame without a name, and the first operator, which has no inputs, is in its scope."""
+    ahead = ["/stem/Conv", "/body/Conv", "/body/Relu", "/head/Gemm"]
+    names = [*ahead, *(f"{name}/backward" for name in ahead[::-1]), "/stem/Conv/update"]
+    graph = bl.OpGraph.from_edges(
+        np.ones(9), [(k, k + 1, 8) for k in range(8)], names=names, forward_of=[-1] * 4 + [3, 2, 1, 0, -1]
+    )
+    assert scope_paths(graph)[:4] == (("stem",), ("body",), ("body",), ("head",))
+    assert scope_paths(graph)[7] == (BACKWARD, "stem")
+
+
 # -- levels between ----------------------------------------------------------------------------------------
 
 

@@ -55,8 +55,8 @@ def scope_paths(graph: OpGraph) -> tuple[Path, ...]:
     # Give sources whose outermost scope has no computing op the common scopes of their forward readers, or of
     # all readers. The same holds for updates in such a scope: a learning rate, the slots of an optimizer.
     source = np.diff(graph.predecessors[0]) == 0
-    computes = ~(source | update) | np.array([name in modules for name in graph.names], dtype=np.bool_)
-    computing = {path[0] for path, is_computing in zip(paths, computes.tolist(), strict=True) if path and is_computing}
+    computes = timed_ops(graph).tolist()
+    computing = {path[0] for path, is_computing in zip(paths, computes, strict=True) if path and is_computing}
     outside = [bool(p) and p[0] not in computing for p in paths]
     readers: dict[int, list[Path]] = {}
     forward = ~update & np.array([bool(p) and p[0] != BACKWARD for p in paths], dtype=np.bool_)
@@ -91,11 +91,13 @@ def separator(names: Sequence[str]) -> str:
 def parts_of(name: str, mark: str) -> list[str]:
     """Splits a name into its scopes and its end. Behind a module's path, a slash precedes an operator or `backward`.
 
-    >>> parts_of("encoder.layer.0/backward/mm", "."), parts_of("encoder/layer.0/backward", "/")
+    PyTorch's exporter of ONNX writes a slash before the outermost scope.
+
+    >>> parts_of("encoder.layer.0/backward/mm", "."), parts_of("/encoder/layer.0/backward", "/")
     (['encoder', 'layer', '0', 'mm'], ['encoder', 'layer.0'])
     """
     if mark == "/":
-        return name.removesuffix("/backward").split("/")
+        return name.removeprefix("/").removesuffix("/backward").split("/")
     path, *inside = name.split("/")
     return [*path.split("."), *(component for component in inside if component != "backward")]
 
@@ -120,7 +122,7 @@ def _after_backward(graph: OpGraph) -> NDArray[np.bool_]:
 def timed_ops(graph: OpGraph) -> NDArray[np.bool_]:
     """Returns bool[n]: ops whose position says when a box has its turn, which are neither variables nor updates.
 
-    A PyTorch call that reads none of the graph's tensors, such as an embedding, has a backward op, as no variable has.
+    An op that reads none of the graph's tensors, such as an embedding, has a backward op, as no variable has.
     """
     computes = np.diff(graph.predecessors[0]) > 0
     computes[graph.forward_of[graph.forward_of >= 0]] = True

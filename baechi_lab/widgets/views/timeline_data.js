@@ -180,7 +180,23 @@ function firstVisible(bars, lane, time) {
   return low;
 }
 
-/** Take a bar narrower than a pixel into the coverage of its column: a chosen bar hides faint ones, never the reverse.
+const LEAST_PART = 0.1; // of a column: a smaller part of a bar would be drawn too strongly there
+
+/** Take a bar narrower than two pixels into the coverage of all columns in which it lies: with the first one alone, bars that
+ * follow each other seem to have gaps.
+ * @param {Float32Array} coverage @param {Int16Array} cover @param {number} x its left end @param {number} width
+ * @param {number} kind @param {boolean} faint @returns {number} the column of its left end */
+function coverBar(coverage, cover, x, width, kind, faint) {
+  const left = Math.min(Math.max(x, 0), coverage.length - 1);
+  const first = Math.floor(left);
+  for (let pixel = first; pixel === first || pixel < Math.min(left + width, coverage.length); pixel += 1) {
+    const part = Math.min(left + width, pixel + 1) - Math.max(left, pixel);
+    if (part >= Math.min(width / 2, LEAST_PART)) coverPixel(coverage, cover, pixel, part, kind, faint);
+  }
+  return first;
+}
+
+/** Take a part of a bar into the coverage of its column: a chosen bar hides faint ones, never the reverse.
  * @param {Float32Array} coverage @param {Int16Array} cover @param {number} pixel @param {number} width
  * @param {number} kind @param {boolean} faint */
 function coverPixel(coverage, cover, pixel, width, kind, faint) {

@@ -120,9 +120,8 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
       const w = (s.bars.end[b] - s.bars.start[b]) * scale;
       if (w >= 1.5) wide.push(b);
       else {
-        const pixel = Math.min(Math.max(Math.floor(x), 0), width - 1);
         const kind = s.shade[b] * 2 + (s.bars.peer[b] >= 0 || s.lanes[lane].kind !== "transfers" ? 0 : 1);
-        coverPixel(s.coverage, s.cover, pixel, w, kind, faint(b));
+        const pixel = coverBar(s.coverage, s.cover, x, w, kind, faint(b));
         s.apart[pixel] = s.bars.elsewhere[b] || s.apart[pixel];
         narrow = true;
       }
