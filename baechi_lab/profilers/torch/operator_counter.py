@@ -47,6 +47,10 @@ LARGEST_WINDOW = 14
 """Width of a window up to which oneDNN computes the gradient of a weight without unfolding the windows."""
 PRODUCT_COPIES = 4
 """Copies of a weight's gradient that oneDNN holds where it computes it as a product of unfolded windows."""
+PAGE_BYTES = 4096
+"""What oneDNN rounds parts of its scratch memory up to."""
+SCRATCH_HEADER_BYTES = 400
+"""Most bytes of scratch memory beside its parts."""
 UNFOLDED_NUMBERS = 20480
 """Numbers of a sample up to which PyTorch unfolds its windows."""
 _INTERMEDIATE_RESULTS = {
@@ -415,22 +419,45 @@ def _unfolded_bytes(tensor: torch.Tensor, weight: torch.Tensor, out: torch.Tenso
     return weight[0].numel() * prod(out.shape[2:]) * tensor.itemsize
 
 
+def _unfolded_transposed_bytes(tensor: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
+    """Returns the bytes of the unfolded windows of a sample; of volumes, also of a copy of the input or of ones for the bias."""
+    beside = max(tensor.nbytes, prod(out.shape[2:]) * out.itemsize) if weight.dim() > 4 else 0
+    return _unfolded_bytes(tensor, weight, tensor) + beside
+
+
 def _copies_of_transposed(
     tensor: torch.Tensor, weight: torch.Tensor, strides: list[int], groups: int, out: torch.Tensor
 ) -> int:
     """Returns the bytes that a transposed convolution holds besides its input and output.
 
-    They are the output twice, or copies of the input, of the weights and of one sample.
+    They are the output twice, or scratch memory of the kernel and copies of the input and of the weights. Without strides the
+    kernel is that of a convolution, and all copies are in blocks of channels.
     """
     if groups > 1 or _is_product(weight, strides):
         return out.nbytes
-    samples, few = tensor.shape[0], weight.shape[1] < BLOCK
-    if weight.shape[-1] > LARGEST_WINDOW:
-        weight_bytes = weight.nbytes // weight.shape[1] * _round_up(weight.shape[1], BLOCK // 2)
+    if _is_unfolded(tensor, weight):
+        return _unfolded_transposed_bytes(tensor, weight, out)
+    if max(strides) == 1 and weight.shape[-1] > LARGEST_WINDOW:
+        copies = _unfolded_bytes(tensor, weight, tensor) + out.nbytes + SCRATCH_HEADER_BYTES
+    elif max(strides) == 1:
+        copies = 2 * _blocked_bytes(out) + _blocked_bytes(tensor) + _blocked_weight_bytes(weight) - out.nbytes
     else:
-        weight_bytes = weight.nbytes // prod(weight.shape[:2]) * prod(_round_up(c, BLOCK) for c in weight.shape[:2])
-        weight_bytes += weight_bytes // 2 * few
-    return int(max(2 * out.nbytes, tensor.nbytes + (tensor.nbytes + out.nbytes) // samples + weight_bytes))
+        weight_bytes = weight.nbytes // weight.shape[1] * _round_up(weight.shape[1], BLOCK)
+        copies = _strided_scratch_bytes(tensor, weight, strides, out) + tensor.nbytes + weight_bytes
+    return int(max(2 * out.nbytes, copies))
+
+
+def _strided_scratch_bytes(tensor: torch.Tensor, weight: torch.Tensor, strides: list[int], out: torch.Tensor) -> int:
+    """Returns the scratch memory of a transposed convolution with strides: a sample with the margins that windows read.
+
+    Where the output's sizes are no multiples of the strides, a copy of the output and rows of it as well.
+    """
+    margins = [2 * ((window - 1) // stride) for window, stride in zip(weight.shape[2:], strides, strict=True)]
+    positions = prod(size + margin for size, margin in zip(tensor.shape[2:], margins, strict=True))
+    sample_bytes = _round_up(tensor.shape[1] * positions * tensor.itemsize, 4 * PAGE_BYTES)
+    is_uneven = any(size % stride for size, stride in zip(out.shape[2:], strides, strict=True))
+    uneven_bytes = 5 * PAGE_BYTES + out.nbytes + 4 * out.shape[1] * out.shape[-1] * out.itemsize
+    return 5 * PAGE_BYTES + SCRATCH_HEADER_BYTES + sample_bytes + is_uneven * uneven_bytes
 
 
 def _copies_of_dilated_transposed(tensor: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
@@ -439,7 +466,7 @@ def _copies_of_dilated_transposed(tensor: torch.Tensor, weight: torch.Tensor, ou
     They are those of copies in blocks, or of the unfolded windows of one sample.
     """
     if tensor.shape[0] == 1:
-        return _unfolded_bytes(tensor, weight, tensor)
+        return _unfolded_transposed_bytes(tensor, weight, out)
     return _blocked_bytes(out) + _blocked_bytes(tensor) + _blocked_weight_bytes(weight) - out.nbytes
 
 
@@ -451,9 +478,15 @@ def _gradients_of_transposed(args: Args) -> int:
         return _unfolded_bytes(tensor, weight, tensor) + copies
     if _is_product(weight, strides):
         return 0
-    gradient_bytes = _blocked_bytes(gradient) if gradient.shape[1] >= BLOCK else gradient.nbytes
-    copies = _blocked_bytes(tensor) + gradient_bytes * (gradient.shape[1] >= BLOCK // 2)
-    return max(copies, _copied_weight_bytes(args))
+    if _is_unfolded(tensor, weight):
+        return _unfolded_bytes(tensor, weight, tensor)
+    # Few channels are in blocks of 8; a gradient with fewer than 4 is read as it is.
+    has_blocks = gradient.shape[1] >= BLOCK // 4
+    block = BLOCK // 2 if has_blocks and gradient.shape[1] < BLOCK else BLOCK
+    outputs = _round_up(weight.shape[1], block) if has_blocks else weight.shape[1]
+    weight_bytes = weight.nbytes // prod(weight.shape[:2]) * _round_up(weight.shape[0], block) * outputs
+    copies = _blocked_bytes(tensor, block) + _blocked_bytes(gradient, block) * has_blocks + weight_bytes - weight.nbytes
+    return max(copies, weight_bytes, _copied_weight_bytes(args))
 
 
 def _copied_weight_bytes(args: Args) -> int:
@@ -484,13 +517,13 @@ def _is_unfolded(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
     return small and not (weight.dim() > 3 and min(weight.shape[-2:]) > 3)
 
 
-def _blocked_bytes(tensor: torch.Tensor) -> int:
+def _blocked_bytes(tensor: torch.Tensor, block: int = BLOCK) -> int:
     channels = int(tensor.shape[1])
-    return tensor.nbytes // max(channels, 1) * _round_up(channels, BLOCK)
+    return tensor.nbytes // max(channels, 1) * _round_up(channels, block)
 
 
-def _round_up(channels: int, block: int) -> int:
-    return -(-channels // block) * block
+def _round_up(number: int, block: int) -> int:
+    return -(-number // block) * block
 
 
 class WorkWatch(MemoryWatch):

@@ -43,6 +43,11 @@ def double_convolution(transposed):
     return convolution(pictures().double(), trained(8, 8, 3, 3).double())
 
 
+def transposed(samples, inputs, outputs, kernel, **options):
+    weight = trained(inputs, outputs, kernel, kernel)
+    return functional.conv_transpose2d(trained(samples, inputs, 8, 8), weight, **options)
+
+
 CASES = {
     "svdvals": lambda: linalg.svdvals(trained(70, 60)),
     "eigvalsh": lambda: linalg.eigvalsh(symmetric(40)),
@@ -98,6 +103,12 @@ CASES = {
     "depthwise": lambda: functional.conv2d(pictures(), trained(8, 1, 3, 3), padding=1, groups=8),
     "dilated transposed": lambda: functional.conv_transpose2d(pictures(), trained(8, 8, 3, 3), dilation=2),
     "one dilated transposed": lambda: functional.conv_transpose2d(pictures(1), trained(8, 8, 3, 3), dilation=2),
+    "few channels of a transposed": lambda: transposed(2, 16, 1, kernel=4, stride=2, padding=1),
+    "uneven transposed": lambda: transposed(2, 16, 3, kernel=3, stride=2, padding=1),
+    "transposed without strides": lambda: transposed(2, 16, 3, kernel=3, padding=1),
+    "one small transposed": lambda: transposed(1, 16, 12, kernel=2, stride=2),
+    "five channels of a transposed": lambda: transposed(2, 16, 5, kernel=2, stride=2),
+    "wide margins of a transposed": lambda: transposed(2, 32, 2, kernel=8, stride=2, padding=3),
     "compared types": lambda: trained(40, 30) * (torch.ones(40, 30) > torch.ones(40, 1, dtype=torch.double)),
 }
 
