@@ -3,9 +3,9 @@ import { test } from "node:test";
 
 import { bytes, load, model } from "./load.js";
 
-const { readBars, firstVisible, coverBar, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes, isHatched, phaseOf, waitKeys } = load(
+const { readBars, firstVisible, barsWithin, coverBar, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes, isHatched, phaseOf, waitKeys } = load(
   ["common.js", "timeline_data.js"],
-  ["readBars", "firstVisible", "coverBar", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars", "arrangeLanes", "isHatched",
+  ["readBars", "firstVisible", "barsWithin", "coverBar", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars", "arrangeLanes", "isHatched",
     "phaseOf", "waitKeys"],
 );
 
@@ -44,6 +44,12 @@ test("a chosen bar is seen among faint ones in one pixel, in whatever order they
     for (const faint of order) coverPixel(coverage, cover, 0, 0.25, faint ? 5 : 3, faint);
     assert.deepEqual([cover[0], coverage[0]], [3 * 2, 0.25]);
   }
+});
+
+test("a table has the first bars of all lanes, and the number of all", () => {
+  // 500 of each lane were counted, and those of the first lane came first.
+  assert.deepEqual(barsWithin(bars, [0, 20], 2), { count: 4, first: [[0, 0], [2, 3]] });
+  assert.deepEqual(barsWithin(bars, [4.5, 9.5], 9), { count: 3, first: [[2, 3], [0, 1], [0, 2]] });
 });
 
 test("bars that follow each other without idle time cover every column", () => {

@@ -11,10 +11,12 @@ const UNSEEN = -1;
 /** The theme's colours and font, as the canvas needs them.
  * @typedef {{background: string, text: string, faint: string, grid: string, edge: string, crossing: string, accent: string,
  *   danger: string, heat: string, font: string}} Theme */
+/** A table for readers of screens; `count` is the number of all rows, where `rows` are the first ones.
+ * @typedef {{caption: string, head: string[], rows: string[][], count?: number}} TableContents */
 /** What `frame` makes: elements, size in pixels, and what to call. `rectangle` is the rubber band of a Shift-drag, `tail` the
  * end of the toolbar, which has one line with the buttons "Table" and "?".
  * @typedef {{host: HTMLElement, toolbar: HTMLElement, stage: HTMLElement, canvas: HTMLCanvasElement, tail: HTMLElement, tabulate: () => void,
- *   describe: (words: string, keys: Record<string, string>, table: () => {caption: string, head: string[], rows: string[][]}) => void,
+ *   describe: (words: string, keys: Record<string, string>, table: () => TableContents) => void,
  *   context: CanvasRenderingContext2D, tooltip: HTMLElement, live: HTMLElement, width: number, height: number,
  *   pending: number, colours: Theme | null, rectangle: number[] | null, paint: () => void, redraw: () => void,
  *   resize: () => void, say: (text: string) => void, wantsWheel: (event: WheelEvent) => boolean,
@@ -182,13 +184,15 @@ function keyList(label) {
   };
 }
 
-/** A table of texts. @param {{caption: string, head: string[], rows: string[][]}} contents */
-function textTable({ caption, head, rows }) {
-  const most = 500;
+const MOST_ROWS = 500; // of a table
+
+/** A table of texts, at most `MOST_ROWS`. `count` is the number of all rows, if not all are given.
+ * @param {TableContents} contents */
+function textTable({ caption, head, rows, count = rows.length }) {
   const cells = (/** @type {"th" | "td"} */ kind, /** @type {string[]} */ texts) => element("tr", {}, ...texts.map((text) => element(kind, kind === "th" ? { scope: "col" } : {}, text)));
-  const more = rows.length > most ? `, the first ${most} of ${rows.length.toLocaleString("en")}` : "";
+  const more = count > MOST_ROWS ? `, the first ${MOST_ROWS} of ${count.toLocaleString("en")}` : "";
   return element("table", {}, element("caption", {}, `${caption}${more}`), element("thead", {}, cells("th", head)),
-    element("tbody", {}, ...rows.slice(0, most).map((texts) => cells("td", texts))));
+    element("tbody", {}, ...rows.slice(0, MOST_ROWS).map((texts) => cells("td", texts))));
 }
 
 const STOPS = "button, svg [role=button], input[type=checkbox]";
@@ -300,7 +304,7 @@ function frame(host, label, draw) {
   beside.append(tabular, help);
   stage.append(list.host);
   host.append(rows);
-  /** @type {() => {caption: string, head: string[], rows: string[][]}} */
+  /** @type {() => TableContents} */
   let contents = () => ({ caption: label, head: [], rows: [] });
   view.tabulate = () => {
     if (!rows.hidden) rows.replaceChildren(textTable(contents()));

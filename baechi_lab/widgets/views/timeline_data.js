@@ -180,6 +180,25 @@ function firstVisible(bars, lane, time) {
   return low;
 }
 
+/** The first `most` bars that begin or go on in `range`, as lanes and bars in order of time, and the number of all.
+ * @param {Bars} bars @param {number[]} range @param {number} most @returns {{count: number, first: [number, number][]}} */
+function barsWithin(bars, range, most) {
+  let count = 0;
+  /** @type {[number, number][]} */
+  const first = [];
+  for (let lane = 0; lane + 1 < bars.pointer.length; lane += 1) {
+    let inLane = 0;
+    for (let b = firstVisible(bars, lane, range[0]); b < bars.pointer[lane + 1] && bars.start[b] < range[1]; b += 1) {
+      if (bars.end[b] < range[0]) continue;
+      if (inLane < most) first.push([lane, b]);
+      inLane += 1;
+    }
+    count += inLane;
+  }
+  first.sort((p, q) => bars.start[p[1]] - bars.start[q[1]]);
+  return { count, first: first.slice(0, most) };
+}
+
 const LEAST_PART = 0.1; // of a column: a smaller part of a bar would be drawn too strongly there
 
 /** Take a bar narrower than two pixels into the coverage of all columns in which it lies: with the first one alone, bars that

@@ -34,7 +34,7 @@ function render({ model, el }) {
     },
     () => ({
       caption: "Ops and transfers in what is shown", head: ["op", "lane", "origin", "start", "takes"],
-      rows: visibleRows(s, axis.range, model.get("span_us")),
+      ...visibleRows(s, axis.range, model.get("span_us")),
     }));
   const legend = element("div", { class: "bl-legend" });
   const table = element("div", { class: "bl-statistics", hidden: true });
@@ -274,17 +274,17 @@ function makespansInWords(s, makespans) {
   return Object.entries(makespans).map(([origin, value]) => `${origin} ${formatTime(value)}${bubbles(origin)}`).join("  ·  ");
 }
 
-/** The rows of the table for readers of screens: up to 501 bars per lane that begin or go on in `range`.
+/** The table for readers of screens: the first bars that begin or go on in `range`, in order of time, and the number of all.
  * @param {any} s @param {number[]} range @param {number} span */
 function visibleRows(s, range, span) {
   const inUnit = (us) => formatTimeBeside(us, span);
-  return s.lanes.flatMap((/** @type {any} */ lane, /** @type {number} */ k) => {
-    const rows = [];
-    for (let b = firstVisible(s.bars, k, range[0]); b < s.bars.pointer[k + 1] && s.bars.start[b] < range[1] && rows.length < 501; b += 1) {
-      if (s.bars.end[b] >= range[0]) rows.push([s.names[s.bars.label[b]] ?? "", `${lane.label}${lane.kind === "ops" ? "" : `, ${lane.kind}`}`, lane.origin, inUnit(s.bars.start[b]), inUnit(s.bars.end[b] - s.bars.start[b])]);
-    }
-    return rows;
+  const { count, first } = barsWithin(s.bars, range, MOST_ROWS);
+  const rows = first.map(([k, b]) => {
+    const lane = s.lanes[k];
+    const place = `${lane.label}${lane.kind === "ops" ? "" : `, ${lane.kind}`}`;
+    return [s.names[s.bars.label[b]] ?? "", place, lane.origin, inUnit(s.bars.start[b]), inUnit(s.bars.end[b] - s.bars.start[b])];
   });
+  return { rows, count };
 }
 
 /** What the pointer is over: `barAt` returns the bar and the lane of a point, `hover` shows the tooltip of a bar, a lane's name or
