@@ -118,7 +118,9 @@ def _validate_relations(graph: OpGraph) -> None:
     check_ids("forward_of entry", graph.forward_of, n, lowest=-1)
     self_forward = np.flatnonzero(graph.forward_of == np.arange(n))
     if len(self_forward):
-        raise InvalidInput(f"forward_of of op {graph.names[self_forward[0]]!r} names the op itself")
+        raise InvalidInput(
+            f"forward_of of op {graph.names[self_forward[0]]!r} names the op itself; it must name another op, or be -1"
+        )
     for key, table in (("colocation", graph.colocation_names), ("allowed", graph.allowed_sets)):
         column = getattr(graph, key)
         bad = np.flatnonzero((column < -1) | (column >= len(table)))

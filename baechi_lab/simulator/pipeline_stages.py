@@ -222,7 +222,8 @@ class _StageAssigner:
         if len(empty):
             raise InvalidInput(
                 f"the stages of this placement form no pipeline with several stages on a device: stage {empty[0]} of "
-                f"{count}, on {self.cluster.names[line[position_of_stage(int(empty[0]))]]}, would have no forward op"
+                f"{count}, on {self.cluster.names[line[position_of_stage(int(empty[0]))]]}, would have no forward op; "
+                "use a schedule of one stage per device, such as 1f1b"
             )
         return stage, np.array([line[position_of_stage(s)] for s in range(count)], dtype=np.int64)
 

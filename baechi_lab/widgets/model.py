@@ -515,7 +515,7 @@ class WorkbenchModel:
         """
         outcome, indices = self.outcome, [int(i) for i in ops]
         if outcome is None or not indices:
-            raise InvalidInput("select the ops to move first")
+            raise InvalidInput("no ops are selected: select those to move first")
         share, count = self.setting.share, self.setting.cluster.n
         if device >= count:  # the result on the screen is one of an earlier setting
             raise InvalidInput(

@@ -497,7 +497,7 @@ def test_an_unknown_format_suggests_one():
 
 @pytest.mark.parametrize("format", ["vllm", "megatron", "deepspeed", "llama_cpp"])
 def test_a_graph_without_layers_is_refused(format):
-    with pytest.raises(bl.InvalidInput, match=r"no layers found: no op of the graph is named like"):
+    with pytest.raises(bl.InvalidInput, match=r"cuts between numbered layers, and no op of the graph is named like"):
         write([0, 1], format, ["embed", "head"])
 
 

@@ -68,7 +68,10 @@ def find_stack(request: Request) -> Stack:
         prefixes = ", ".join(map(repr, sorted(layer_ops))) or "no name"
         raise InvalidInput(f"layers is {request.layers!r}; the graph has numbered layers under {prefixes}")
     if not layer_ops:
-        raise InvalidInput("no layers found: no op of the graph is named like 'layers.0.attention'")
+        raise InvalidInput(
+            "this format cuts between numbered layers, and no op of the graph is named like 'layers.0.attention'; "
+            "give a graph of bl.torch.profile"
+        )
     largest = min(layer_ops, key=lambda prefix: (-sum(map(len, layer_ops[prefix].values())), len(prefix), prefix))
     prefix = largest if request.layers is None else request.layers
     ops_of_layer = layer_ops[prefix]

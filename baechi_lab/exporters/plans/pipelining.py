@@ -20,7 +20,10 @@ def write(request: Request) -> Written:
     """
     ops = [int(i) for i in request.forward if not is_call(request.graph, i)]
     if not ops:
-        raise InvalidInput("no modules found: all ops of the graph are calls of plain functions")
+        raise InvalidInput(
+            "format 'pipelining' cuts between modules, and all ops of the graph are calls of plain functions; profile a model "
+            "whose layers are modules"
+        )
     units = [Unit(stem(request.graph.names[i]), (i,), int(request.device[i])) for i in ops]
     stages = split_into_stages(request, units, with_loops=True)
     names = [_outermost(request, units, s.start) for s in stages[1:]]

@@ -35,11 +35,11 @@ def check_size(arguments: str, ops: float, edges: float = 0) -> None:
 
     >>> check_size("degree 1e+300", 10, 1e301)
     Traceback (most recent call last):
-    baechi_lab.errors.InvalidInput: degree 1e+300 makes more than 50000000 edges, the most of a generated graph
+    baechi_lab.errors.InvalidInput: degree 1e+300 makes more than 50000000 edges; a generated graph may have that many
     """
     for noun, count, largest in (("ops", ops, MOST_OPS), ("edges", edges, MOST_EDGES)):
         if count > largest:
-            raise InvalidInput(f"{arguments} makes more than {largest} {noun}, the most of a generated graph")
+            raise InvalidInput(f"{arguments} makes more than {largest} {noun}; a generated graph may have that many")
 
 
 def check_bytes(field: str, value: object) -> int:

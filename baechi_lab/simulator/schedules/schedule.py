@@ -111,7 +111,7 @@ class Schedule:
                     raise InvalidInput(f"line {line + 1} of the schedule has {unit} twice")
                 units_seen.add(unit)
         if units_seen != required_units:
-            raise InvalidInput(f"the schedule lacks {min(required_units - units_seen)}")
+            raise InvalidInput(f"the schedule lacks {min(required_units - units_seen)}; every unit must run once")
         last = len(stage_device) - 1
         self.check_deadlock(lambda unit: chain_needs(unit, last))
 

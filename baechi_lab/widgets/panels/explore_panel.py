@@ -277,7 +277,7 @@ class ExplorePanel:
     def _take(self) -> None:
         with Guard(self.model.fail):
             if self.table is None:
-                raise InvalidInput("sweep first")
+                raise InvalidInput("there is no sweep to take a row from: press Sweep first")
             self._enter(best(self.table))
 
     def _enter(self, row: Any) -> None:
