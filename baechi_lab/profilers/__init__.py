@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from .dispatch import Report, profile, profile_with_report
     from .links import LinkFit
     from .programs.estimation import profile_program
-    from .tensorflow.backward_pairing import paired_share
     from .tensorflow.tracing import trace
 else:
     __getattr__, __dir__ = lazy_names(__name__)
@@ -20,7 +19,6 @@ __all__ = [
     "Hardware",
     "LinkFit",
     "Report",
-    "paired_share",
     "profile",
     "profile_program",
     "profile_with_report",

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.opgraph import OpGraph
 from .inlining import CONTROL_FLOW_OPS
 from .nodes import data_inputs, output_types
 
@@ -35,12 +34,6 @@ _MAX_SCOPE = 200  # in a larger scope, only ops that share data with the gradien
 def is_backward(name: str) -> bool:
     """Whether the name marks an op that computes gradients."""
     return _TAPE in name or _SEED in name or _grad_target(name) is not None
-
-
-def paired_share(graph: OpGraph) -> float:
-    """Returns the share of backward ops (by name) that have a forward op; 1.0 if there are no backward ops."""
-    backward = [i for i, name in enumerate(graph.names) if is_backward(name)]
-    return float(np.mean(graph.forward_of[backward] >= 0)) if backward else 1.0
 
 
 def forward_ops(nodes: tuple[NodeDef, ...]) -> NDArray[np.int32]:

@@ -250,8 +250,8 @@ def returned_reference(function: FunctionDef, position: int) -> str:
     return function.ret[function.signature.output_arg[position].name]
 
 
-def is_handed_on(body: FunctionDef, position: int) -> bool:
-    """Whether no iteration of a loop changes an argument."""
+def is_loop_invariant(body: FunctionDef, position: int) -> bool:
+    """Whether an argument of a loop's body has the same value in all iterations: the body returns it unchanged."""
     nodes = {node.name: node for node in body.node_def}
     return _source(returned_reference(body, position), nodes) == body.signature.input_arg[position].name
 

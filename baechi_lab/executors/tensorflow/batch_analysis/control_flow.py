@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....profilers.tensorflow.function_bodies import Library, body_graph, is_handed_on, tensor_specs
+from ....profilers.tensorflow.function_bodies import Library, body_graph, is_loop_invariant, tensor_specs
 from ....profilers.tensorflow.nodes import called_functions, data_inputs, output_types
 from .batch_values import CARRIES_VALUES, READS_SIZES, REDUCES_AXIS, BatchValues, ancestors, is_float
 from .op_inputs import OpInputs
@@ -109,7 +109,7 @@ class ControlFlowRules(OpInputs):
         """
         names = [self.node.attr[key].func.name for key in ("body", "cond")]
         function = Library(self.batch_values.graph_def).functions[names[0]]
-        is_constant = [is_handed_on(function, k) for k in range(len(self.inputs))]
+        is_constant = [is_loop_invariant(function, k) for k in range(len(self.inputs))]
         values = self.values
         while True:
             body = self._analyze_body(names[0], self.inputs, values)
@@ -188,7 +188,7 @@ class ControlFlowRules(OpInputs):
             return READS_SIZES
         library, batch = Library(self.batch_values.graph_def), self.batch_values.batch
         body = library.functions[self.node.attr["body"].func.name]
-        if any(is_float(kind) and not is_handed_on(body, k) for k, kind in enumerate(output_types(self.node))):
+        if any(is_float(kind) and not is_loop_invariant(body, k) for k, kind in enumerate(output_types(self.node))):
             return CARRIES_VALUES
         shapes = {reference: shape for reference, (shape, _) in tensor_specs(body).items()}
         for node in body.node_def if batch > 1 else ():
