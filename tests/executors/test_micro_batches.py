@@ -345,7 +345,7 @@ def test_random_ops_draw_anew_for_every_micro_batch(worker):
     def noise(x):
         return (
             tf.random.uniform([2], seed=5) + 0 * x[0],
-            tf.random.stateless_uniform([2], seed=[1, 2]) + 0 * x[0],
+            tf.random.stateless_uniform(x.shape, seed=[1, 2])[0],
             generator.uniform([2]) + 0 * x[0],
             tf.reduce_mean(x),
             tf.reduce_sum(tf.cast(x > 0, tf.int32)),
@@ -371,6 +371,38 @@ def test_random_ops_draw_anew_for_every_micro_batch(worker):
     assert run.outputs[0][4] == 10  # a count is their sum
     assert not np.array_equal(run.outputs[0][0], run.outputs[1][0])
     assert [s.shape for s in unrolled.step.outputs] == [(3, 2)] * 3 + [()] * 2
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda tf, shape, seed: tf.random.stateless_normal(shape, [seed, 2]),
+        lambda tf, shape, seed: tf.raw_ops.StatelessRandomUniform(shape=shape, seed=[seed, 2]),
+        lambda tf, shape, seed: tf.random.stateless_normal(shape, tf.random.split([seed, 2], 2)[1]),
+    ],
+)
+def test_bug_noise_on_weights_from_a_seed_was_drawn_anew_for_every_micro_batch(worker, draw):
+    """Here the undivided batch draws as many numbers, so the micro-batches draw the same ones; in each step other ones."""
+    import tensorflow as tf
+
+    w, count = tf.Variable(np.full((2, 2), 0.1, np.float32)), tf.Variable(3)
+
+    def train(x):
+        seed = count.read_value()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ (w + draw(tf, (2, 2), seed)) * draw(tf, (1, 2), seed + 1) - 1) ** 2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        count.assign_add(1)
+        return loss
+
+    batch = np.array([[1, 2], [3, 4], [5, 6], [-1, -1]], np.float32)
+    step = bl.trace(train, batch[:2])
+    placement = bl.Placement(device=[0] * bl.profile(step, mode="estimated").n)
+    options = {"warmup": 0, "traced": 0, "kind": "cpu", "worker": worker}
+    run = bl.execute(step, placement, 3, inputs=(batch,), micro_batches=2, **options)
+    expected = [float(train(tf.constant(batch))) for _ in range(3)]
+    assert len(set(expected)) == 3
+    np.testing.assert_allclose([float(outputs[0]) for outputs in run.outputs], expected, rtol=1e-5)
 
 
 def test_a_loss_that_is_a_sum(worker):

@@ -9,7 +9,8 @@ All micro-batches have the same number of samples. `batch_division` says whether
 added up, unless `reduction` is given, and warns of a loss that mixes samples in another way. A loss that is divided by a number
 that follows from the inputs, such as the number of counted words, is divided by the micro-batch's share of the undivided
 batch's number (`batch_totals`). Terms that do not depend on the batch (a penalty on weights) count once per step. Statistics of
-the batch are computed per micro-batch. Random ops draw different numbers for every micro-batch.
+the batch are computed per micro-batch. Random ops draw different numbers for every micro-batch, unless the seed is an input and
+the undivided batch draws no more numbers.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ class _Unroller:
         # A node for every op of the unrolled graph.
         unrolled_graph = self.unrolled_graph
         origins, batches = np.asarray(unrolled_graph.copy_of).tolist(), np.asarray(unrolled_graph.micro_batch).tolist()
+        same_draws = self.division.values.same_draws
+        same_seeds = same_draws | {source for name in same_draws for source, _ in data_inputs(self.nodes[name])}
         for name, kind, i, k in zip(unrolled_graph.names, unrolled_graph.op_types, origins, batches, strict=True):
             if kind in (ACCUMULATE, ALL_REDUCE):
                 continue  # added with its reader
@@ -128,7 +131,7 @@ class _Unroller:
                 node.attr.pop(key, None)
             del node.input[:]
             node.input.extend(self._inputs(original, k))
-            if k > 0:
+            if k > 0 and original.name not in same_seeds:
                 self._reseed(node, k)
         places = {node.name: node for node in self.graph_def.node}
         # The control dependencies of the schedule.

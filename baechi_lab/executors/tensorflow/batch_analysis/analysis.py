@@ -12,7 +12,18 @@ from ..constant_ops import CONSTANT_OPS
 from ..gradient_sums import argument_names
 from .batch_values import BatchValues
 from .control_flow import ControlFlowRules
-from .op_kinds import LISTS, MATRIX, PASS_ON, RANDOM_OPS, REDUCTIONS, SHAPE_OPS, SIZE_ARGUMENTS, SIZE_OPS, VARIANT
+from .op_kinds import (
+    KEY_OF_SEED,
+    LISTS,
+    MATRIX,
+    PASS_ON,
+    RANDOM_OPS,
+    REDUCTIONS,
+    SHAPE_OPS,
+    SIZE_ARGUMENTS,
+    SIZE_OPS,
+    VARIANT,
+)
 from .samples import SampleRules
 from .totals import TotalRules
 from .values import Samples, Shape, Total, Value, merge_values
@@ -70,6 +81,12 @@ class OpRule(TotalRules, SampleRules, ControlFlowRules):
             return
         if not any(self.values) and self._follows_batch_size():
             return
+        if random and not any(self.values):
+            if node.op == KEY_OF_SEED:
+                return
+            if known_values.is_same_draw(node):
+                known_values.same_draws.add(node.name)
+                return
         drawn_by_shape = random and not any(isinstance(v, Samples) and v.axis is not None for v in self.values)
         if drawn_by_shape or not any(self.values) or self._reads_sizes():
             shape = known_values.shape((node.name, 0)) if random else ()

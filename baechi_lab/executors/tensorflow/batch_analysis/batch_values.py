@@ -49,6 +49,7 @@ class BatchValues:
         unclear: op -> its division by a constant that may be a number of samples.
         undivided_graph: the graph of the undivided batch; None if it is unknown.
         positions: constants with an entry per sample that differ from the undivided batch's.
+        same_draws: random ops that draw the undivided batch's numbers in every micro-batch.
         normalizes: whether a layer normalizes by statistics of the batch, of which `bl.unroll` warns.
     """
 
@@ -64,6 +65,7 @@ class BatchValues:
     unclear: dict[str, str] = field(default_factory=dict)
     undivided_graph: GraphDef | None = None
     positions: set[str] = field(default_factory=set)
+    same_draws: set[str] = field(default_factory=set)
     normalizes: bool = False
 
     def __post_init__(self) -> None:
@@ -107,6 +109,15 @@ class BatchValues:
         if tensor[1] >= len(shapes) or shapes[tensor[1]].unknown_rank:
             return None
         return tuple(int(d.size) for d in shapes[tensor[1]].dim)
+
+    def is_same_draw(self, node: NodeDef) -> bool:
+        """Whether a random op draws as many numbers for the undivided batch, and the same ones for the same seed."""
+        undivided_node = None if self.undivided_values is None else self.undivided_values.nodes.get(node.name)
+        if self.undivided_values is None or undivided_node is None or undivided_node.op != node.op:
+            return False
+        shape = self.shape((node.name, 0))
+        is_known = shape is not None and -1 not in shape
+        return node.op.startswith("Stateless") and is_known and self.undivided_values.shape((node.name, 0)) == shape
 
     def drawn_axis(self, tensor: Tensor, shape: tuple[int, ...]) -> int | None:
         """Returns the axis along which random numbers have an entry per sample; None if there is none.

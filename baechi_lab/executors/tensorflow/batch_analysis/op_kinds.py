@@ -75,6 +75,8 @@ SELECTIONS = frozenset({"Select", "SelectV2"})
 RANDOM_OPS = re.compile(
     r"(Stateless|Stateful)?(Random|TruncatedNormal|Multinomial|Uniform|StandardNormal|ParameterizedTruncated)"
 )
+KEY_OF_SEED = "StatelessRandomGetKeyCounter"
+"""The op that makes of a seed what another op draws from."""
 SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
 SIZE_OPS = frozenset({"Shape", "ShapeN", "Size"})
 POSITIONS = PASS_ON | SUMS | PRODUCTS | DIVISIONS | {"Cast", "ExpandDims", "Reshape"}
