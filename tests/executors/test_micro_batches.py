@@ -1432,6 +1432,64 @@ def test_gradients_of_each_sample_are_refused():
         _unrolled(step, WORDS[:2])
 
 
+def test_bug_dilated_convolutions_were_warned_of(worker):
+    """They put blocks of space behind the samples (`SpaceToBatchND`), and back. Blocks of two sizes mix samples."""
+    import tensorflow as tf
+
+    kernels = np.random.default_rng(0).normal(size=(2, 3, 3, 1, 1)).astype(np.float32)
+    images = np.random.default_rng(1).normal(size=(4, 8, 8, 1)).astype(np.float32)
+
+    def make():
+        weights = tf.Variable(kernels)
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                for weight in tf.unstack(weights):
+                    x = tf.nn.convolution(x, weight, padding="SAME", dilations=2)
+                loss = tf.reduce_mean(tf.tanh(x) ** 2)
+            weights.assign_sub(0.1 * tape.gradient(loss, weights))
+            return loss
+
+        return step
+
+    _assert_equal_steps(make, (images,), worker)
+
+    def mix(x):
+        blocks = tf.nn.conv2d(tf.space_to_batch(x, [2, 2], [[0, 0]] * 2), kernels[0], 1, "SAME")
+        return tf.reduce_mean(tf.reduce_mean(tf.batch_to_space(blocks, [2, 1], [[0, 0]] * 2), (1, 2)) ** 2)
+
+    weight = tf.Variable(1.0)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = mix(x * weight)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    with pytest.warns(UserWarning, match="op 'BatchToSpaceND' works along the samples"):
+        _unrolled(step, images[:2])
+
+
+def test_states_with_an_entry_per_sample_are_refused():
+    """As those of a recurrent layer with `stateful=True`."""
+    import tensorflow as tf
+
+    weight, state = tf.Variable(np.ones((4, 4), np.float32)), tf.Variable(np.ones((2, 4), np.float32))
+
+    def step(words):
+        with tf.GradientTape() as tape:
+            activations = tf.tanh(words[:, 0] + state @ weight)
+            loss = tf.reduce_mean(activations**2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        state.assign(activations)
+        return loss
+
+    with pytest.raises(
+        bl.InvalidInput, match=r"an entry per sample, such as the state of a layer with `stateful=True`"
+    ):
+        _unrolled(step, WORDS[:2])
+
+
 def test_halves_of_two_batches_behind_each_other_are_whole_batches(worker):
     """Two views of each sample, as in contrastive learning: micro-batches hold both views of theirs."""
     import tensorflow as tf

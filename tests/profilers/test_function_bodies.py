@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -177,4 +179,22 @@ def test_bug_sizes_that_depend_on_data_counted_as_1_without_a_word():
         tf.function(lambda x: tf.reduce_sum(tf.gather_nd(x, tf.where(x > 0.5)))), np.ones((64, 32), np.float32)
     )
     with pytest.warns(GuessedCosts, match=r"depend on data as 1, in the outputs of 2 of \d+ ops \(Where, GatherNd\)"):
+        bl.profile(step, mode="estimated", hardware="cpu-core")
+
+
+def test_bug_lengths_of_shapes_counted_as_sizes_that_depend_on_data():
+    """What a gradient of a broadcast reduces depends on shapes alone; every Keras model with attention was warned of."""
+    import tensorflow as tf
+
+    weight = tf.Variable(np.ones((1, 32), np.float32))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.matmul(x, tf.broadcast_to(weight, (3, 1, 32)), transpose_b=True))
+        return tape.gradient(loss, weight)
+
+    step = bl.trace(tf.function(step), np.ones((64, 8, 32), np.float32)[:1])
+    assert any(op.endswith("BroadcastGradientArgs") for op in bl.profile(step, mode="estimated").names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuessedCosts)
         bl.profile(step, mode="estimated", hardware="cpu-core")

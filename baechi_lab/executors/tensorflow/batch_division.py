@@ -248,10 +248,16 @@ class BatchDivision:
                 if shape and tensor[0] not in self.forward and self.values.batch > 1 and shape not in weights:
                     of_samples |= shape[0] == self.values.batch and shape[1:] in weights  # a gradient per sample
                 if of_samples:
+                    advice = (
+                        "a variable with an entry per sample, such as the state of a layer with `stateful=True`, has no part "
+                        "per micro-batch"
+                        if self.nodes[name].op == "AssignVariableOp"
+                        else "compute gradients before what is conditional, and update variables from gradients or statistics "
+                        "alone"
+                    )
                     raise InvalidInput(
                         f"op {name!r} of step {self.source.name!r}, which runs once per step, reads {tensor[0]!r}, which has an "
-                        "entry per sample and differs from micro-batch to micro-batch; compute gradients before what is "
-                        "conditional, and update variables from gradients or statistics alone"
+                        f"entry per sample and differs from micro-batch to micro-batch; {advice}"
                     )
 
     def _warn_of_statistics(self, axes: Mapping[str, int | None]) -> None:

@@ -125,7 +125,8 @@ def count_work(structure: Structure) -> Work:
     for guess, names in library.guesses.items():
         message = f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}"
         warnings.warn(message, GuessedCosts, stacklevel=outer_stacklevel())
-    open_ops = dict.fromkeys(structure.nodes[structure.tensor_producer[t]].name for t in structure.open_tensors)
+    open_tensors = (t for t in structure.open_tensors if t not in host_tensors)
+    open_ops = dict.fromkeys(structure.nodes[structure.tensor_producer[t]].name for t in open_tensors)
     if open_ops:
         message = (
             f"the estimate counts sizes that depend on data as 1, in the outputs of {len(open_ops)} of {structure.n} ops "

@@ -43,9 +43,9 @@ ALONG_LAST = {
 """Ops that combine entries along the last axes of their first input, with the number of these axes."""
 ALONG_SECOND = frozenset({"ReverseV2", "Roll", "Cumsum", "Cumprod", "CumulativeLogsumexp", "ArgMax", "ArgMin"})
 ALONG_FIRST = frozenset({"RandomShuffle", "InvertPermutation", "SpaceToBatchND", "BatchToSpaceND", "DiagPart", "Diag"})
+CONVOLUTIONS = ("Conv", "DepthwiseConv")
 SPATIAL = (
-    "Conv",
-    "DepthwiseConv",
+    *CONVOLUTIONS,
     "MaxPool",
     "AvgPool",
     "Resize",

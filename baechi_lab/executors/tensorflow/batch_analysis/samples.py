@@ -20,12 +20,14 @@ from .op_kinds import (
     ALONG_LAST,
     ALONG_SECOND,
     BROADCASTING,
+    CONVOLUTIONS,
     COUNTING,
     DIVISIONS,
     FIXED,
     HOMOGENEOUS,
     INDEXING,
     MATRIX,
+    PASS_ON,
     PRODUCTS,
     REARRANGING,
     SCALING,
@@ -34,7 +36,9 @@ from .op_kinds import (
     SPATIAL,
     VARIANT,
 )
-from .values import Samples, Total, Value
+from .values import Samples, Tensor, Total, Value
+
+_BETWEEN_BLOCKS = PASS_ON | {"ExpandDims", "Squeeze", "Reshape"}
 
 
 class SampleRules(OpInputs):
@@ -89,7 +93,7 @@ class SampleRules(OpInputs):
         works_along_samples = (
             (index == 0 and axis >= len(source) - ALONG_LAST.get(op, 0))
             or (op in ALONG_SECOND and self._names_axis(axis, len(source)))
-            or (op in ALONG_FIRST and axis == 0)
+            or (op in ALONG_FIRST and axis == 0 and not self._moves_blocks())
             or (op == "ReverseSequence" and axis == self.node.attr["seq_dim"].i)
         )
         if works_along_samples or (op.startswith(SPATIAL) and index == 0 and axis != 0):
@@ -105,6 +109,26 @@ class SampleRules(OpInputs):
         if op.startswith("Gather") and index == 0 and -1 not in shape and self._gathers_samples(axis, length):
             return "takes samples by their indices"
         return None
+
+    def _moves_blocks(self) -> bool:
+        """Whether an op puts blocks of space behind the samples, as dilated convolutions do before they run, or back again."""
+        node = self.node
+        while node.op != "SpaceToBatchND":
+            if node is self.node:
+                is_between = node.op == "BatchToSpaceND"
+            else:
+                is_between = node.op in _BETWEEN_BLOCKS or node.op.startswith(CONVOLUTIONS)
+            if not is_between:
+                return False
+            source = list(data_inputs(node))[-1 if node.op.endswith("BackpropInput") else 0]
+            if node is not self.node and self._rows(source) != self._rows((node.name, 0)):
+                return False
+            node = self.batch_values.nodes[source[0]]
+        return node is self.node or self._rows(next(data_inputs(node))) == self._rows((self.node.name, 0))
+
+    def _rows(self, tensor: Tensor) -> int:
+        """Returns the length of the first axis; -1 if it is unknown."""
+        return (self.batch_values.shape(tensor) or (-1,))[0]
 
     def _splits_samples(self, axis: int, source: tuple[int, ...]) -> bool:
         """Whether an op splits its input along the samples into parts that are not whole batches."""
