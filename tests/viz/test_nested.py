@@ -141,7 +141,7 @@ def test_a_module_outside_all_layers_is_a_box_of_its_own_with_its_update():
 
 
 def test_names_of_an_onnx_program_begin_with_a_slash():
-    """PyTorch's exporter writes them so: no frame without a name, and the first operator, which has no inputs, is in its scope."""
+    """PyTorch's exporter writes them so. No frame is without a name, and the first operator, without inputs, is in its scope."""
     ahead = ["/stem/Conv", "/body/Conv", "/body/Relu", "/head/Gemm"]
     names = [*ahead, *(f"{name}/backward" for name in ahead[::-1]), "/stem/Conv/update"]
     graph = bl.OpGraph.from_edges(
