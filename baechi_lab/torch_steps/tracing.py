@@ -40,7 +40,7 @@ from ..graph.groups import join_groups
 from ..graph.tensors import shapes_in_words
 from ..torch_runtime.context import kept_activations
 from ..torch_runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
-from ..torch_runtime.random import generator_states, host_states, same_host_states, same_states
+from ..torch_runtime.random import generator_states, host_states, same_host_states, same_states, seed_generators
 from ..torch_runtime.storage import has_one_storage, storage_bytes, storage_key, tensor_bytes, version
 from ..torch_runtime.tree import (
     Args,
@@ -79,10 +79,16 @@ _FAILURES = (
 """What the code of a model raises on inputs that it was not made for."""
 
 
+def draw_as_traced() -> None:
+    """Seeds the random generators as for a trace: a model that draws which of its layers run then runs the traced ones."""
+    seed_generators(0)
+
+
 def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | type] = ()) -> Trace:
     """Runs the model once on `sample_inputs` (a tensor, a tuple, a dict of keywords, or both) and records its calls.
 
-    The model runs in its present mode (`train()` or `eval()`). The model, the inputs and the random generators are left
+    The model runs in its present mode (`train()` or `eval()`), always with the same random numbers: a model that draws which
+    of its layers run has the same calls in a profile and in a run. The model, the inputs and the random generators are left
     unchanged. `atomic` names module classes that are not divided.
 
     Raises:
@@ -97,8 +103,9 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
     check_atomic(atomic)
     args, kwargs = as_arguments(sample_inputs, model)
     layers = layer_names(model, atomic)
-    tracer = Tracer(model)
     with ModelSnapshot(model, (args, kwargs)) as snapshot:
+        draw_as_traced()
+        tracer = Tracer(model)
         interceptor = Interceptor(model, layers, tracer).install()
         try:
             with _noticing_backward() as backward_roots:
@@ -116,6 +123,7 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
         del hiding
         if tracer.pinned_calls.has_outliving_tensors():
             snapshot.restore()
+            draw_as_traced()
             index = {call.key: i for i, call in enumerate(tracer.calls)}
             tracer.held_outputs = _held_outputs(model, layers, index, args, kwargs)
             if tracer.held_outputs is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 import threading
 import warnings
 
@@ -283,6 +284,23 @@ def test_a_profile_that_lacks_a_layer_that_was_dropped_says_so(drops):
         profile(LayerDrop(functools.partial(drops, 0.0)))
         profile(LayerDrop(functools.partial(drops, 1.0)).eval())
         profile(LayerDrop(lambda: True))
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1).item(), random.random], ids=["torch", "python"])
+def test_bug_a_run_had_other_layers_than_the_profile_of_a_model_that_drops_layers(draw):
+    """Each trace drew anew: a run ended with an IndexError, and passes that were measured had no dropped layer's memory."""
+    layer_drop = functools.partial(LayerDrop, lambda: draw() < 0.5)
+    step = bl.torch.TorchStep("drop", layer_drop, (torch.ones(2, 4),), mode="training")
+    model, call_names = step.model(), set()
+    for seed in range(6):
+        torch.manual_seed(seed), random.seed(seed)
+        call_names.add(tuple(call.key for call in bl.torch.trace(model, step.inputs).calls))
+    assert len(call_names) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RandomLayers)
+        graph = bl.torch.profile(step, warmup=0, runs=1)
+    run = bl.torch.execute(step, bl.Placement(device=[0] * graph.n), 4, warmup=0, graph=graph)
+    assert len(set(run.outputs)) == 2  # every step of the run draws for itself
 
 
 class Borrower(nn.Module):

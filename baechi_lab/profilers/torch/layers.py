@@ -44,7 +44,7 @@ from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
 from ...torch_steps.snapshot import ModelSnapshot
 from ...torch_steps.step import TorchStep
-from ...torch_steps.tracing import check_model, trace
+from ...torch_steps.tracing import check_model, draw_as_traced, trace
 from ..machine_load import OtherPrograms, summarize_repeats, warn_if_disturbed
 from .backward_halves import HalvesTimer
 from .layer_graph import Halves, LayerProfile
@@ -101,23 +101,32 @@ def profile_layers(
                 stacklevel=outer_stacklevel(),
             )
         timer, halves = Timer(model_trace, training), HalvesTimer(model_trace, now_us)
+
+        def run_traced_calls(loss: LossOf | None = None, *, keep: bool) -> bool:
+            draw_as_traced()
+            return run_once(model, args, kwargs, training, keep=keep, loss=loss)
+
+        def run_forward() -> None:
+            draw_as_traced()
+            model(*args, **kwargs)
+
         with ModelSnapshot(model, (args, kwargs)):
             interceptor = Interceptor(model, model_trace.layers, timer).install()
             try:
                 for k in range(warmup + runs):
                     timer.measuring = k >= warmup
                     loss = intercept_loss(interceptor, step)
-                    has_loss = run_once(model, args, kwargs, training, keep=accumulate, loss=loss)
+                    has_loss = run_traced_calls(loss, keep=accumulate)
                     timer.end_run()
                 memory = measure_memory(
                     model_trace,
                     interceptor,
-                    lambda: run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, step)),
+                    lambda: run_traced_calls(intercept_loss(interceptor, step), keep=True),
                     training,
                 )
                 tensors_by_name = {}
                 if has_loss or has_lost_graphs(model_trace):
-                    tensors_by_name = named_tensors(model_trace, interceptor, lambda: model(*args, **kwargs))
+                    tensors_by_name = named_tensors(model_trace, interceptor, run_forward)
                     model_trace = hold_named_graphs(model_trace, tensors_by_name)
                 gradients = gradient_bytes(model)
                 update = None
@@ -129,7 +138,7 @@ def profile_layers(
                     interceptor.handler = halves
                     for k in range(warmup + runs):
                         halves.measuring = k >= warmup
-                        run_once(model, args, kwargs, training)
+                        run_traced_calls(keep=False)
             finally:
                 interceptor.remove()
     recomputed_us = timer.forward[:-1] / runs * recomputations(model_trace, memory)
