@@ -11,6 +11,8 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
 from ..graph.hardware import HOST
+from ..graph.link_presets import LINKS as LINK_PRESETS
+from ..graph.link_presets import named_link
 from ..passes.optimize import PASSES
 from ..placers.registry import pipeline_parameters, placer_class
 from ..profilers.precision import profile_mode
@@ -115,12 +117,18 @@ def _keywords(values: Mapping[str, object]) -> str:
 
 
 def cluster_code(cluster: Cluster) -> str:
-    """Returns the code of a cluster: `Cluster.uniform` if its devices are equal and have its names, else all devices."""
+    """Returns the code of a cluster: `Cluster.uniform` if its devices are equal and have its names, else all devices.
+
+    >>> cluster_code(Cluster.uniform(2, memory_bytes="24GB", link="pcie4"))
+    "bl.Cluster.uniform(2, memory_bytes=24000000000, link='pcie4', comm='sequential')"
+    """
     first, link = cluster.devices[0], _link_code(cluster.link)
     like = Cluster.uniform(
         cluster.n, memory_bytes=first.memory_bytes, link=Link(0.0, 0.0), kind=first.kind, speed=first.speed
     )
     if like.devices == cluster.devices and isinstance(cluster.link, Link):
+        names = [name for name in LINK_PRESETS if named_link(name, first.kind) == cluster.link]
+        link = repr(names[0]) if names else link
         arguments: dict[str, object] = {} if first.kind == "gpu" else {"kind": first.kind}
         arguments |= {} if first.speed == 1.0 else {"speed": first.speed}
         arguments_code = f"memory_bytes={first.memory_bytes}, link={link}, comm={cluster.comm!r}{_keywords(arguments)}"

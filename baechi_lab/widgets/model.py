@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 from ..errors import InfeasiblePlacement, InvalidInput
@@ -86,6 +87,8 @@ class WorkbenchModel:
             hint = "bl.torch.TorchStep makes the step of a PyTorch model, bl.trace that of a TensorFlow function"
             if isinstance(getattr(subject, "graph", None), OpGraph):  # a recording, or the result of a pipeline
                 hint = "give its graph"
+            elif isinstance(subject, (str, PurePath)):
+                hint = "source='file:PATH' names a file, source='model:NAME' a benchmark model"
             raise InvalidInput(f"a workbench opens on a step or an OpGraph, not on {type(subject).__name__}; {hint}")
         if subject is None and setting.source == GIVEN_SUBJECT:
             raise InvalidInput("a workbench needs a graph, a step, or a setting that names a model or a file")

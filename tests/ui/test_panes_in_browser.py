@@ -579,6 +579,13 @@ SETTING_LABELS = """() => [...document.querySelectorAll('.bl-setting :is(label, 
   .map((e) => [e.textContent.trim(), e.title || e.querySelector('[title]')?.title || ''])"""
 
 
+UNFOLDED_IN_SIGHT = """() => {
+  const pane = document.querySelector('.bl-setting').getBoundingClientRect();
+  const label = [...document.querySelectorAll('.bl-setting label')].find((e) => e.textContent === 'link').getBoundingClientRect();
+  return label.height > 0 && label.top > pane.top && label.bottom < pane.bottom;
+}"""
+
+
 def test_the_setting_has_two_levels_and_hardware_is_one_choice(page, outcome):
     """Model, hardware, placer and one control of micro-batches; all else unfolds. Every word has a tooltip.
 
@@ -591,7 +598,11 @@ def test_the_setting_has_two_levels_and_hardware_is_one_choice(page, outcome):
     assert all(control(page, label).is_visible() for label in first_level)
     advanced = ["speeds", "link", "transfers", "forward only", "scheduler", "schedule", "replicas"]
     assert not any(control(page, label).is_visible() for label in advanced)
+    page.set_viewport_size({"width": 1280, "height": 720})
     page.click('.bl-setting button:has-text("Advanced")')
+    # On a low screen only the head of what was unfolded was in sight.
+    page.wait_for_function(UNFOLDED_IN_SIGHT)
+    page.set_viewport_size({"width": 1600, "height": 1000})
     for label in advanced:
         control(page, label).wait_for()
     labels = dict(page.evaluate(SETTING_LABELS))

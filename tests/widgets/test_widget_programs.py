@@ -6,6 +6,7 @@ import baechi_lab as bl
 from baechi_lab.widgets.codegen import from_code
 
 onnx = pytest.importorskip("onnx")
+RESULT = (bl.Place("single") | bl.Simulate()).run(bl.OpGraph.from_edges([1.0]), bl.Cluster.uniform(1))
 
 
 @pytest.fixture
@@ -84,3 +85,13 @@ def test_a_program_cannot_be_measured(diamond, pair, program):
     bench.setting.hardware.value = "measured"
     assert "can only be estimated" in bench.model.problem.sentence
     assert bench.model.setting.profile == "estimated" and bench.setting.hardware.value != "measured"
+
+
+@pytest.mark.parametrize(
+    ("subject", "hint"), [("net.onnx", "source='file:PATH' names a file"), (RESULT, "give its graph")]
+)
+def test_what_a_workbench_does_not_open_on_has_a_hint(subject, hint):
+    with pytest.raises(
+        bl.InvalidInput, match=f"opens on a step or an OpGraph, not on {type(subject).__name__}; {hint}"
+    ):
+        bl.Workbench(subject)

@@ -12,7 +12,7 @@ from itertools import chain, islice
 
 import ipywidgets
 
-from ...fitting.fit import fit
+from ...fitting.fit import LEAST_MEMORY, fit
 from ...fitting.record import Fit, FitOption, counted, fullest_device_bytes
 from ...fitting.subject import NO_OTHER_BATCH, Subject, model_code
 from ...graph import OpGraph, Step
@@ -131,7 +131,7 @@ def option_columns(options: Sequence[FitOption], no_other_batch: str = GRAPH_ALO
             f"gives up{AGAINST}",
             [no_other_batch if text == NO_OTHER_BATCH else text for text in disadvantages],
             hint="what is worse than in the step as it is, the first row, or why it was not simulated; an option gains nothing "
-            "if its step is not shorter and its fullest device holds no less",
+            f"if its step is not shorter and its fullest device holds at most {LEAST_MEMORY:.1%} less",
         ),
     ]
     return [column for column in columns if any(column.texts)]

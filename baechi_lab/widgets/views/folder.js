@@ -6,7 +6,17 @@ function render({ model, el }) {
   const head = element("button", { type: "button", class: "bl-fold", onclick: () => {
     model.set("unfolded", !model.get("unfolded"));
     model.save_changes();
+    if (model.get("unfolded")) sizes.observe(el.parentElement ?? el);
   } });
+  // What was unfolded at the lower edge of the setting would lie below it.
+  const sizes = new ResizeObserver(([entry]) => {
+    const pane = el.closest(".bl-setting");
+    if (pane && entry.target.querySelector(":scope > .bl-inside")?.clientHeight) {
+      const [part, whole] = [entry.target.getBoundingClientRect(), pane.getBoundingClientRect()];
+      pane.scrollTop += Math.max(Math.min(part.bottom - whole.bottom, part.top - whole.top), 0);
+      sizes.disconnect();
+    }
+  });
   el.replaceChildren(head);
   const draw = () => {
     const open = Boolean(model.get("unfolded"));
@@ -23,7 +33,11 @@ function render({ model, el }) {
   };
   draw();
   requestAnimationFrame(draw); // what it folds may come after it
-  return listen(model, { unfolded: draw, title: draw });
+  const stop = listen(model, { unfolded: draw, title: draw });
+  return () => {
+    stop();
+    sizes.disconnect();
+  };
 }
 
 export default { render };
