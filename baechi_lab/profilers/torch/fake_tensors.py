@@ -293,6 +293,16 @@ def _runs_unfused(mask: torch.Tensor) -> bool:
     return is_trained or (mask.shape[-1] > 1 and mask.stride(-1) != 1)
 
 
+def _mask_of_kernel(mask: torch.Tensor, dims: int) -> torch.Tensor:
+    """Returns the mask as PyTorch's choice of a kernel on a CPU accepts it: of two or all dimensions, without a gradient.
+
+    GPUs have a kernel for others, too. It repeats them for all samples and heads.
+    """
+    if mask.requires_grad:
+        mask = mask.detach()
+    return mask[(None,) * (dims - mask.dim())] if 2 < mask.dim() < dims else mask
+
+
 @contextmanager
 def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
     """Lets this thread call the fused kernels that a GPU would run, in place of the operators that a CPU runs.
@@ -358,6 +368,8 @@ def _fused_functions(own_thread: int) -> dict[str, Callable[..., Any]]:
             return handle_torch_function(fused_attention, (query, key, value), *arguments, **kwargs)
         if attn_mask is not None and _runs_unfused(attn_mask):
             return _unfused_attention(query, key, value, attn_mask, dropout_p, *args, **kwargs)  # type: ignore[arg-type]
+        if attn_mask is not None:
+            attn_mask = _mask_of_kernel(attn_mask, query.dim())
         if dropout_p > 0:
             advance_random_generator()
         # No fused kernel shares float32 keys between heads: GPUs compute and keep the scores.
