@@ -17,9 +17,10 @@ in 16 bits, and more in other precisions by as much as it takes longer. A produc
 `power_us` and the time of its operands and output in memory.
 
 Convolutions are products of all output positions by channels, in tiles as narrow as there are filters. Filters of 3 x 3 with
-stride 1 have a second algorithm: Winograd's F(2 x 2, 3 x 3) computes each 4 x 4 part of the input by 16 products, with 2.25 times
-fewer FLOPs. The faster one counts. The gradients of filters have it from `MANY_FILTERS` on. Those of filters of one position,
-and of images with few channels, reach `POINT_FILTERS_SHARE`. On matrix units, few channels are filled up to `ALIGNED` bytes, and
+stride 1 have a second algorithm in float32: Winograd's F(2 x 2, 3 x 3) computes each 4 x 4 part of the input by 16 products, with
+2.25 times fewer FLOPs. The faster one counts. The gradients of filters have it from `MANY_FILTERS` on. Matrix units compute
+products of all positions only: VGG-16 on RTX 3090, 4090 and 5090 (`data/training`). Gradients of filters of one position, and of
+images with few channels, reach `POINT_FILTERS_SHARE`. On matrix units, few channels are filled up to `ALIGNED` bytes, and
 their kernels reach `FEW_CHANNELS_SHARES`. Gradients of inputs with positions that no filter reads reach `GAPS_SHARE` in float32.
 A convolution of float32 that is run alone also needs `convolution_us`, in which the host chooses its algorithm. On matrix units,
 `layout_bytes` change their order in memory: at the bandwidth of other kernels or at `LAYOUT_CYCLE_BYTES` in a cycle, whichever
@@ -80,9 +81,15 @@ CONVOLUTION_SPLITS = (*SPLITS, 128, 256)
 """The same for convolutions."""
 SHORTEST_SPLIT = 64
 """Elements that a part of a split dimension takes the time of, at least."""
-HOPPER_SHORTEST_SPLIT = 4096
-"""The same of products of float32 numbers on Hopper and later. On an H200, 32 rows by 4096 x 4096 numbers take as long as a tile
-that sums all 4096, and gradients of 256 x 256 weights, which sum 65,536, take as long as in 16 parts."""
+LONG_PART = 4096
+"""The same of products of float32 numbers on Hopper and later, and of those on early matrix units. On an H200, 32 rows by
+4096 x 4096 numbers take as long as a tile that sums all 4096, and gradients of 256 x 256 weights, which sum 65,536, take as long
+as in 16 parts. On a V100 in float16, 16 to 64 rows by 1760 x 1760 up to 4096 x 4096 numbers take 10 to 18 ns per summed number
+(DeepBench)."""
+EARLY_MATRIX_UNITS = ("volta", "turing")
+EARLY_MATRIX_TILE_ROWS = 128
+"""Rows of a tile on the matrix units of these generations, whose aligned products of few rows do not run on the units of float32
+either: 84 products of DeepBench in float16 with up to 128 rows or columns on a V100. Those on a T4 were not fitted."""
 NARROW_TILE = 32
 """Fewest columns of a tile of a convolution, whose tiles are not wider than it has filters before Hopper: single convolutions of
 DeepBench on P100, GTX 1080 Ti, V100 and T4. On an H200, those of few filters take as long as whole tiles."""
@@ -147,6 +154,9 @@ OTHER_FEW_CHANNELS_SHARE = 0.4
 LONG_WINDOW, LONG_WINDOW_SHARE, HALF_LONG_WINDOW_SHARE = 64, 0.2, 0.1
 """Positions of a filter from which on convolutions of groups of channels run without matrix units, and the shares of the peak of
 float32 that they reach in TF32 and in 16 bits: windows of 128 positions in 16 groups (wav2vec 2.0) on an H200."""
+GROUPS_FP32_SHARE = 0.12
+"""Most of the peak of float32 that convolutions of groups of channels reach in it on Hopper and later, where cuDNN runs a kernel
+per group: RegNet-Y 4.0 in inference on an H200 (groups of 64 channels)."""
 FEW_CHANNELS_FP32_SHARE = 0.65
 """Share of what other convolutions of float32 numbers reach that those of few channels do, on Hopper and later. Measured on an
 H200."""
@@ -186,6 +196,8 @@ def estimated_us(
     # Products of few rows are faster on the units of float32, whose tiles are narrower, than on matrix units.
     may_run_in_fp32 = np.isin(work.precision, MATRIX_UNIT_PRECISIONS) & ~_uses_float32_units(work, hardware)
     may_run_in_fp32 &= ~work.convolution
+    if hardware.generation in EARLY_MATRIX_UNITS:
+        may_run_in_fp32 &= work.row_alignment < ALIGNED
     if hardware.multiprocessors and may_run_in_fp32.any():
         in_fp32 = replace(work, precision=np.where(may_run_in_fp32, FP32, work.precision))
         arithmetic_us = np.minimum(arithmetic_us, _arithmetic_us(in_fp32, hardware, constants))
@@ -268,9 +280,12 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     full, is_double = full_precision[owner], work.precision[owner] == FP64
     in_float32 = full & ~is_double
     is_single = (work.products.count == 1) & ~work.convolution[owner]
+    on_early_matrix_units = ~full & (hardware.generation in EARLY_MATRIX_UNITS)
+    sums_long_parts = in_float32 if is_recent else on_early_matrix_units
     splits = np.where(is_single, np.where(in_float32, SPLITS[-1], MATRIX_UNIT_SPLITS), 1)
     splits = np.where(work.convolution[owner], CONVOLUTION_SPLITS[-1], splits)
     tile_rows = np.full(len(owner), float(constants.tile_rows))
+    tile_rows = np.where(is_single & on_early_matrix_units, EARLY_MATRIX_TILE_ROWS, tile_rows)
     narrows = is_single & in_float32 & (not is_recent)
     tile_rows = np.where(narrows, _narrow_side(work.products.rows, constants.tile_rows), tile_rows)
     tile_columns = np.where(narrows, _narrow_side(work.products.columns, constants.tile_columns), tile_columns)
@@ -297,18 +312,23 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         constants,
         tile_rows,
         tile_columns,
-        np.where(is_single & in_float32 & is_recent, HOPPER_SHORTEST_SPLIT, SHORTEST_SPLIT),
+        np.where(is_single & sums_long_parts, LONG_PART, SHORTEST_SPLIT),
     )
+    runs_by_group = (work.products.count > 1) & (work.products.window > 0) & (work.products.window < LONG_WINDOW)
+    flops = 2.0 * work.products.count * work.products.rows * work.products.columns * work.products.inner
+    if is_recent:
+        groups_us = 1e6 * flops / (GROUPS_FP32_SHARE * hardware.peak_flops)
+        product_us = np.where(runs_by_group & in_float32, np.maximum(product_us, groups_us), product_us)
     winograd_products = work.winograd.owner
     if len(winograd_products) and not is_recent:
-        kernels, full = owner[winograd_products], full[winograd_products]
+        kernels = owner[winograd_products]
         no_splits = np.ones(len(kernels))
         us = _products_us(
             work.winograd,
             rates[kernels],
             peaks[kernels],
-            full,
-            np.zeros_like(full),
+            in_float32[winograd_products],
+            np.zeros(len(kernels), dtype=np.bool_),
             no_splits,
             hardware,
             constants,
@@ -319,11 +339,10 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         channels = np.where(work.products.makes_filters[winograd_products], work.winograd.rows, work.winograd.inner)
         filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * channels
         us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
-        us[is_double[winograd_products]] = np.inf
+        us[~in_float32[winograd_products]] = np.inf
         product_us[winograd_products] = np.minimum(product_us[winograd_products], us)
     is_vector = _multiplies_vectors(work)
-    vector_product_us = 2e6 * work.products.count * work.products.rows * work.products.columns * work.products.inner
-    vector_product_us /= hardware.peak_flops * hardware.arithmetic_share
+    vector_product_us = 1e6 * flops / (hardware.peak_flops * hardware.arithmetic_share)
     product_us = np.where(is_vector, vector_product_us, product_us)
     us_of_products = grouped_sum(product_us, owner, len(work.op))
     has_shape = np.zeros(len(work.op), dtype=np.bool_)

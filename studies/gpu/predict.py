@@ -5,8 +5,8 @@
 The files are those of `studies.gpu.measure`; of rows that several have, the last counts. Estimated times of kernels are compared
 with the sum of the kernels' times, or with their number times a launch where that is longer: on the measured machine the host
 needed 13 us per operator, which no estimate can know, so that small steps took longer than their kernels. Peaks are compared with
-those of PyTorch's allocator. Constants of `profilers` that say "measured on an H200" come from these layers; the models are not
-fitted.
+those of PyTorch's allocator. Constants of `profilers` that say "measured on an H200" come from these layers. Two come from
+models: windows of wav2vec 2.0 (`LONG_WINDOW_SHARE`), and groups of RegNet-Y in inference (`GROUPS_FP32_SHARE`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python -m studies.kernels.deepbench data/deepbench --store studies/results/kernel_deepbench.json
 
-160 products per device and precision, of 8 to 48,000 rows, which ran many times one after another. Two constants were fitted
-to them: `kernel_model.NARROW_SHARE`, to those of up to 32 rows on V100 and T4 in float32, and `matrix_unit_pj` of Turing, to
-those of more than 128 rows on a T4 in float16. Nothing was fitted to P100, GTX 1080 Ti, and a V100 in float16.
+160 products per device and precision, of 8 to 48,000 rows, which ran many times one after another. Three constants were fitted
+to them: `kernel_model.NARROW_SHARE`, to those of up to 32 rows on V100 and T4 in float32; `matrix_unit_pj` of Turing, to those of
+more than 128 rows on a T4 in float16; and `EARLY_MATRIX_TILE_ROWS`, to those of up to 128 rows on a V100 in float16. Nothing was
+fitted to P100 and GTX 1080 Ti.
 """
 
 from __future__ import annotations

@@ -103,6 +103,33 @@ def test_long_sums_are_split_on_hopper_too():
     assert us == pytest.approx(2e6 * 2 * 64 * 64 * 4096 / rate, rel=0.2)
 
 
+@pytest.mark.parametrize(("rows", "sides", "measured_us"), [(64, 1760, 22.5), (128, 4096, 69.0), (64, 2048, 25.5)])
+def test_bug_products_of_few_rows_were_half_as_long_in_float16(rows, sides, measured_us):
+    """A V100 (DeepBench) sums all numbers of a tile of 128 x 64 one after another; 16 parts were 25 to 66 % too short."""
+    product = Product(1, rows, sides, sides)
+    kernel = Kernel(product.flops, 2.0 * sides * (sides + 2 * rows), "fp16", matrix=True, products=(product,))
+    v100 = Hardware.named("v100")
+    tile_us = 2e6 * 128 * 64 * sides / (0.74 * v100.product_flops("fp16") / v100.multiprocessors)
+    (us,) = estimated_us(work_of(1, [(0, kernel)]), v100, follows=True)
+    assert us == pytest.approx(tile_us, rel=0.05) and us == pytest.approx(measured_us, rel=0.25)
+
+
+def test_bug_groups_in_float32_ran_at_the_rate_of_one_product_on_hopper():
+    """Groups of 64 channels of RegNet-Y, each a kernel of its own, reach 0.12 of the peak of an H200. TF32 has one kernel."""
+    h200 = Hardware.named("h200")
+    (product,) = convolution_products(64, (28, 28), 192, 192, (3, 3), groups=3, plain=True)
+
+    def us(product, precision):
+        kernel = Kernel(product.flops, precision=precision, matrix=True, products=(product,), convolution=True)
+        return float(estimated_us(work_of(1, [(0, kernel)]), h200, follows=True)[0])
+
+    for gradient in (product, product.left_gradient, product.right_gradient):
+        assert us(gradient, "fp32") == pytest.approx(1e6 * product.flops / (0.12 * h200.peak_flops), rel=0.01)
+        assert us(gradient, "tf32") < us(gradient, "fp32") / 2
+    (dense,) = convolution_products(64, (28, 28), 192, 192, (3, 3), plain=True)
+    assert us(dense, "fp32") < us(product, "fp32")
+
+
 def test_bug_a_t4_held_its_rate_in_float16():
     """8448 x 2816 by 2816 x 48,000 took 62.2 ms (DeepBench): 70 W do not hold 74 % of the peak. It was 22 % too short."""
     product = Product(1, 48_000, 8448, 2816)
@@ -327,6 +354,19 @@ def test_winograd_where_it_is_faster():
     direct_us = 2 * (16 * 32 * 32) * 64 * 64 * 9 / 4e6
     assert product_us(product, generation, convolution=True) == pytest.approx(filters + direct_us * 16 / 36)
     assert product_us(replace(product, winograd=None), generation, convolution=True) == pytest.approx(direct_us)
+
+
+@pytest.mark.parametrize("name", ["rtx3090", "v100", "a100", "t4"])
+def test_bug_matrix_units_had_winograds_algorithm(name):
+    """A layer of VGG-16, whose inference in float16 was 15 to 46 % too short on boards of games. Float32 keeps the algorithm."""
+    (product,) = convolution_products(256, (56, 56), 256, 256, (3, 3), plain=True)
+    device, generation = Hardware.named(name), generation_named(Hardware.named(name).generation)
+    for precision in ("fp16", "fp32"):
+        us, direct_us = (
+            product_us(p, generation, device, precision=precision, convolution=True)
+            for p in (product, replace(product, winograd=None))
+        )
+        assert us == direct_us if precision == "fp16" else us < direct_us / 1.5
 
 
 def test_winograd_makes_gradients_of_many_filters():
