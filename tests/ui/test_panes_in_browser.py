@@ -733,6 +733,7 @@ with warnings.catch_warnings(action="always"), bench.model.noting():
     )
     jb.settle(page)
     during = page.evaluate(TOPS)
+    assert page.locator(".bl-one-advice").first.is_visible()  # the first advice stays beside the note
     shot(page, f"note-{height}", THEMES_AT_HEIGHT[height])
     page.click(".bl-notes summary")  # the whole text, where the user asks for it
     assert page.evaluate(
