@@ -172,16 +172,6 @@ def test_a_conditional_that_writes_variables_is_an_update():
     assert sorted(kind for kind in graph.op_types if "If" in kind) == ["If", "IfUpdate", "StatelessIf"]
 
 
-def test_bug_sizes_that_depend_on_data_counted_as_1_without_a_word():
-    import tensorflow as tf
-
-    step = bl.trace(
-        tf.function(lambda x: tf.reduce_sum(tf.gather_nd(x, tf.where(x > 0.5)))), np.ones((64, 32), np.float32)
-    )
-    with pytest.warns(GuessedCosts, match=r"depend on data as 1, in the outputs of 2 of \d+ ops \(Where, GatherNd\)"):
-        bl.profile(step, mode="estimated", hardware="cpu-core")
-
-
 def test_bug_lengths_of_shapes_counted_as_sizes_that_depend_on_data():
     """What a gradient of a broadcast reduces depends on shapes alone; every Keras model with attention was warned of."""
     import tensorflow as tf

@@ -125,14 +125,17 @@ def count_work(structure: Structure) -> Work:
     for guess, names in library.guesses.items():
         message = f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}"
         warnings.warn(message, GuessedCosts, stacklevel=outer_stacklevel())
-    open_tensors = (t for t in structure.open_tensors if t not in host_tensors)
-    open_ops = dict.fromkeys(structure.nodes[structure.tensor_producer[t]].name for t in open_tensors)
-    if open_ops:
-        message = (
-            f"the estimate counts sizes that depend on data as 1, in the outputs of {len(open_ops)} of {structure.n} ops "
-            f"({', '.join(list(open_ops)[:3])}): their times and bytes may be too small; a measured profile has those of a run"
-        )
-        warnings.warn(message, GuessedCosts, stacklevel=outer_stacklevel())
+    for counted, tensors, error in (
+        ("as 1", structure.open_tensors, "small"),
+        ("at their largest", structure.bounded_tensors, "large"),
+    ):
+        producers = (structure.nodes[structure.tensor_producer[t]].name for t in tensors if t not in host_tensors)
+        if ops := list(dict.fromkeys(producers)):
+            message = (
+                f"the estimate counts sizes that depend on data {counted}, in the outputs of {len(ops)} of {structure.n} ops "
+                f"({', '.join(ops[:3])}): their times and bytes may be too {error}; a measured profile has those of a run"
+            )
+            warnings.warn(message, GuessedCosts, stacklevel=outer_stacklevel())
     return work_of(structure.n, rows, times, free)
 
 

@@ -89,7 +89,14 @@ def profile_with_report(
     pair_count = int(np.count_nonzero(backward & (graph.forward_of >= 0)))
     seconds = time.perf_counter() - start_seconds
     report = Report(
-        mode, device_name, graph.n, int(backward.sum()), pair_count, len(structure.open_tensors), missing, seconds
+        mode,
+        device_name,
+        graph.n,
+        int(backward.sum()),
+        pair_count,
+        len(structure.open_tensors + structure.bounded_tensors),
+        missing,
+        seconds,
     )
     _LOG.info("%s: paired %.1f%% of %d backward ops", step.name, 100 * report.paired_share, report.backward_ops)
     return graph, report

@@ -20,6 +20,7 @@ from .float_types import replace_float_types
 from .list_bytes import count_lists
 from .nodes import HANDLE_BYTES, bytes_per_element, output_types, split
 from .shapes import SHAPES, lacks_shapes, with_shapes
+from .size_bounds import size_bounds
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -34,7 +35,8 @@ class Structure:
     """Ops of a step in topological order, and every tensor: its producer, output number, shape and bytes.
 
     `output` is -1 for the tensor of control dependencies. `consumer_ptr`, `consumers` as in OpGraph. `open_tensors`
-    are those whose size the graph leaves open; an open dimension counts as 1. `list_bytes` maps each tensor that is a list
+    are those whose size the graph leaves open, for which an open dimension counts as 1; `bounded_tensors` are those that count
+    with their largest size. `list_bytes` maps each tensor that is a list
     to the bytes of its items. `iteration_bytes` int64[ops]: per loop, the most bytes that one of its iterations holds (see
     `list_bytes.py`).
     """
@@ -48,6 +50,7 @@ class Structure:
     consumer_ptr: Ints
     consumers: NDArray[np.int32]
     open_tensors: tuple[int, ...]
+    bounded_tensors: tuple[int, ...]
     list_bytes: dict[int, int] = field(default_factory=dict)
     iteration_bytes: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -114,6 +117,7 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
     if dtype is not None:
         graph_def = replace_float_types(graph_def, dtype)
     nodes = tuple(graph_def.node)
+    largest_shapes = size_bounds(graph_def)
     index = {n.name: i for i, n in enumerate(nodes)}
     edges = [(index[p], k, i) for i, n in enumerate(nodes) for p, k in map(split, n.input)]
     control_producers = {p for p, k, _ in edges if k < 0}
@@ -124,14 +128,17 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
     size: list[int] = []
     shapes: list[tuple[int, ...]] = []
     open_tensors: list[int] = []
+    bounded_tensors: list[int] = []
     for i, node in enumerate(nodes):
         types = output_types(node)
         stored_shapes = node.attr[SHAPES].list.shape if types else ()
         for k, type_number in enumerate(types):
             dims = tuple(d.size for d in stored_shapes[k].dim) if k < len(stored_shapes) else ()
             if any(d < 0 for d in dims) or (k < len(stored_shapes) and stored_shapes[k].unknown_rank):
-                open_tensors += [len(producer)] if type_number in element_bytes else []
-                dims = tuple(max(d, 1) for d in dims)
+                largest = largest_shapes.get((node.name, k))
+                counted = open_tensors if largest is None else bounded_tensors
+                counted += [len(producer)] if type_number in element_bytes else []
+                dims = tuple(max(d, 1) for d in dims) if largest is None else largest
             producer.append(i)
             output.append(k)
             shapes.append(dims)
@@ -154,6 +161,7 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
         consumer_ptr=offsets(row, len(producer)),
         consumers=np.array([i for _, i in pairs], dtype=np.int32),
         open_tensors=tuple(open_tensors),
+        bounded_tensors=tuple(bounded_tensors),
     )
     list_bytes, iteration_bytes = count_lists(structure)
     structure.tensor_bytes[list(list_bytes)] = list(list_bytes.values())
