@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from .colors import CLEAR, FONT, GRID, INK, SERIES, text_color
+from .colors import CLEAR, FONT, GRID, INK, SERIES, series_colors, text_color
 
 UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "us"))
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
@@ -30,7 +30,7 @@ THEME = go.layout.Template(
     layout={
         "font": {"family": FONT, "size": 12, "color": INK},
         "title": {"x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 15}},
-        "colorway": list(SERIES),
+        "colorway": series_colors(18),
         "paper_bgcolor": CLEAR,
         "plot_bgcolor": CLEAR,
         "modebar": {"bgcolor": CLEAR, "color": INK, "activecolor": SERIES[0]},
@@ -77,7 +77,7 @@ def labelled(figure: go.Figure) -> go.Figure:
     """
     lines = [t for t in figure.data if t.type == "scatter" and "lines" in (t.mode or "lines") and t.name]
     finite_points = [(t, np.flatnonzero(np.isfinite(np.asarray(t.y, dtype=np.float64)))) for t in lines]
-    colors = [t.line.color or SERIES[k % len(SERIES)] for k, t in enumerate(figure.data)]
+    colors = [t.line.color or color for t, color in zip(figure.data, series_colors(len(figure.data)), strict=True)]
     last_points = [(t, finite[-1]) for t, finite in finite_points if len(finite)]
     if not last_points:
         return figure

@@ -137,6 +137,13 @@ def test_all_figures_share_one_theme_and_say_what_their_axes_are(graph, timeline
         assert all(axis.title.text for axis in shown), figure.layout.title.text
 
 
+def test_eleven_curves_have_eleven_colours_in_figures_of_ours_and_of_plotly_express():
+    frame = pd.DataFrame({f"model {k}": [k, k + 1.0] for k in range(11)}, index=pd.Index([1, 2], name="devices"))
+    figure = viz.curves(frame, title="Time", y="time (us)")
+    assert len({line.line.color for line in figure.data}) == 11
+    assert len(set(viz.THEME.layout.colorway)) >= 11
+
+
 def test_curves_end_in_their_names_and_mark_what_has_no_value():
     nothing = np.nan
     frame = pd.DataFrame(
