@@ -26,7 +26,7 @@ MOST_STRAYS = 0.05
 def scope_paths(graph: OpGraph) -> tuple[Path, ...]:
     """Returns the scopes around every op, outermost first; those of a backward op begin with `BACKWARD`.
 
-    - The call of a PyTorch module is in the scope of that module, as its update is: `head` with `head/update`.
+    - The call of a PyTorch module with an update is in the scope of that module, as the update is: `head`, `head/update`.
     - A backward op has the scopes of its forward op (`forward_of`), or those behind `gradient_tape/` in its name.
     - An update has the scopes of the variable with which it is colocated, or those behind `optimizer/` in its name.
     - Variables and constants outside the model's scopes have the scopes of their readers.
@@ -38,7 +38,10 @@ def scope_paths(graph: OpGraph) -> tuple[Path, ...]:
     (('net',), ('net',), ('∇', 'net'), ('∇', 'net'))
     """
     mark = separator(graph.names)
-    modules = {name.partition("/")[0] for name in graph.names if "/" in name} if mark == "." else set()
+    behind_slashes = zip(
+        graph.names, graph.forward_of.tolist(), strict=True
+    )  # updates, but not a call's own backward op
+    modules = {name.partition("/")[0] for name, twin in behind_slashes if "/" in name and twin < 0 and mark == "."}
     paths: list[Path] = []
     for name, twin in zip(graph.names, graph.forward_of.tolist(), strict=True):
         components = tuple(parts_of(name, mark))
