@@ -11,6 +11,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
 from ..graph.hardware import HOST
+from ..graph.link import FREE
 from ..graph.link_presets import LINKS as LINK_PRESETS
 from ..graph.link_presets import named_link
 from ..passes.optimize import PASSES
@@ -117,24 +118,40 @@ def _keywords(values: Mapping[str, object]) -> str:
 
 
 def cluster_code(cluster: Cluster) -> str:
-    """Returns the code of a cluster: `Cluster.uniform` if its devices are equal and have its names, else all devices.
+    """Returns the code of a cluster: `uniform` or `machines` if it is like one of these, else all devices and links.
 
     >>> cluster_code(Cluster.uniform(2, memory_bytes="24GB", link="pcie4"))
     "bl.Cluster.uniform(2, memory_bytes=24000000000, link='pcie4', comm='sequential')"
+    >>> cluster_code(Cluster.machines(8, 4, memory_bytes="80GB", link="nvlink3", network="infiniband-hdr"))
+    "bl.Cluster.machines(8, 4, memory_bytes=80000000000, link='nvlink3', network='infiniband-hdr', comm='duplex')"
     """
-    first, link = cluster.devices[0], _link_code(cluster.link)
-    like = Cluster.uniform(
-        cluster.n, memory_bytes=first.memory_bytes, link=Link(0.0, 0.0), kind=first.kind, speed=first.speed
-    )
-    if like.devices == cluster.devices and isinstance(cluster.link, Link):
-        names = [name for name in LINK_PRESETS if named_link(name, first.kind) == cluster.link]
-        link = repr(names[0]) if names else link
-        arguments: dict[str, object] = {} if first.kind == "gpu" else {"kind": first.kind}
-        arguments |= {} if first.speed == 1.0 else {"speed": first.speed}
-        arguments_code = f"memory_bytes={first.memory_bytes}, link={link}, comm={cluster.comm!r}{_keywords(arguments)}"
-        return f"bl.Cluster.uniform({cluster.n}, {arguments_code})"
+    first, link = cluster.devices[0], cluster.link
+    like = Cluster.uniform(cluster.n, memory_bytes=first.memory_bytes, link=FREE, kind=first.kind, speed=first.speed)
+    comm = f"comm={cluster.comm!r}" + (f", kind={first.kind!r}" if first.kind != "gpu" else "")
+    if like.devices == cluster.devices and isinstance(link, Link):
+        speed = "" if first.speed == 1.0 else f", speed={first.speed!r}"
+        link_code = _named_link_code(link, first.kind)
+        return f"bl.Cluster.uniform({cluster.n}, memory_bytes={first.memory_bytes}, link={link_code}, {comm}{speed})"
+    if like.devices == cluster.devices and not isinstance(link, Link) and first.speed == 1.0:
+        inside, network = link[0][min(1, cluster.n - 1)], link[0][-1]
+        per_machine = sum(one == inside for one in link[0])
+        machines = [
+            [inside if a // per_machine == b // per_machine else network for b in range(cluster.n)]
+            for a in range(cluster.n)
+        ]
+        if per_machine < cluster.n and cluster.n % per_machine == 0 and cluster == cluster.replace(link=machines):
+            links = f"link={_named_link_code(inside, first.kind)}, network={_named_link_code(network, first.kind)}"
+            return (
+                f"bl.Cluster.machines({cluster.n}, {per_machine}, memory_bytes={first.memory_bytes}, {links}, {comm})"
+            )
     devices = ", ".join(f"bl.Device({d.name!r}, {d.kind!r}, {d.memory_bytes}, {d.speed!r})" for d in cluster.devices)
-    return f"bl.Cluster(({devices},), link={link}, comm={cluster.comm!r})"
+    return f"bl.Cluster(({devices},), link={_link_code(link)}, comm={cluster.comm!r})"
+
+
+def _named_link_code(link: Link, kind: str) -> str:
+    """Returns the name of a link between devices of `kind` if it has one, else its numbers."""
+    names = [name for name in LINK_PRESETS if named_link(name, kind) == link]
+    return repr(names[0]) if names else _link_code(link)
 
 
 def _link_code(link: Link | Sequence[Sequence[Link]]) -> str:
@@ -206,7 +223,7 @@ def _read(line: ast.stmt, fields: dict[str, Any]) -> None:
     if not isinstance(value, ast.Call):
         raise InvalidInput(f"line {line.lineno}: {ast.unparse(line)!r:.80} is not a call that the workbench writes")
     name = _function_name(value)
-    if name in ("Cluster", "Cluster.uniform"):
+    if name in ("Cluster", "Cluster.uniform", "Cluster.machines"):
         is_share = isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "share"
         fields["share" if is_share else "cluster"] = _value(value)
         return
@@ -242,6 +259,7 @@ def _value(node: ast.expr) -> object:
             "Device": Device,
             "Cluster": Cluster,
             "Cluster.uniform": Cluster.uniform,
+            "Cluster.machines": Cluster.machines,
         }
         if name not in makers:
             raise InvalidInput(f"line {node.lineno}: {name}(...) cannot stand here (known: {', '.join(makers)})")

@@ -10,6 +10,7 @@ import baechi_lab as bl
 from baechi_lab.graph.units import format_us
 from baechi_lab.memo import Memo
 from baechi_lab.widgets import advice
+from baechi_lab.widgets.codegen import cluster_code, from_code, to_code
 from baechi_lab.widgets.explaining import rule_in_words
 from baechi_lab.widgets.guard import Problem
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
@@ -1155,6 +1156,9 @@ def test_a_hardware_preset_is_one_click_and_the_rest_is_advanced(diamond, pair):
         assert cluster_of_preset.n == preset.devices * preset.machines, name
         inside = cluster_of_preset.link_between(0, 1)
         assert (cluster_of_preset.link_between(0, cluster_of_preset.n - 1) == inside) == (preset.machines == 1)
+        code = cluster_code(cluster_of_preset)  # 64 links with their numbers were no code that anybody reads
+        assert len(code) < 140
+        assert from_code(to_code(Setting(cluster_of_preset))).cluster == cluster_of_preset
     # One control for micro-batches: the placer's own form has none.
     bench.setting.placer.value = "contiguous"
     assert not {"micro_batches", "schedule"} & set(bench.setting.params._fields)
