@@ -216,8 +216,10 @@ class TorchStep:
             if self.loss is None:
                 return own_loss(outputs)
             return self.loss(outputs, *map_tensors(self.targets, lambda t: t.to(output_device)))
-        # Not RuntimeError, because memory may be exhausted.
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+            # Memory may be exhausted, and what has no values raises errors of its own.
+            if isinstance(error, RuntimeError) and (type(error) is not RuntimeError or "alloc" in str(error)):
+                raise
             raise InvalidInput(
                 f"loss of step {self.name!r} failed on the model's outputs and {len(self.targets)} targets: "
                 f"{type(error).__name__}: {' '.join(str(error).split()):.500}"

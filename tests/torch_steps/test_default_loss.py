@@ -38,3 +38,20 @@ def test_a_model_with_two_losses_must_say_which():
     step = TorchStep("two", lambda: TwoLosses(2, 2), (torch.ones(1, 2),))
     with pytest.raises(InvalidInput, match="2 outputs are scalars; give the step a loss"):
         step.run(step.model())
+
+
+def test_bug_a_loss_that_fails_in_a_kernel_was_a_runtime_error():
+    """Such as lengths of the whole batch in a micro-batch."""
+
+    def loss(outputs, labels):
+        lengths = torch.full((4,), 3)
+        return torch.nn.functional.ctc_loss(outputs.log_softmax(-1).transpose(0, 1), labels, lengths, lengths - 1)
+
+    inputs, labels = torch.ones(4, 3, 5), torch.ones(4, 2, dtype=torch.long)
+    step = TorchStep("lengths", lambda: torch.nn.Linear(5, 6), (inputs,), loss, labels)
+    step.run(step.model())
+    (half, _) = step.micro_batches(2)
+    with pytest.raises(
+        InvalidInput, match=r"loss of step 'lengths' failed on .* RuntimeError: .* must be of size batch_size"
+    ):
+        half.run(half.model())

@@ -109,6 +109,8 @@ CASES = {
     "one small transposed": lambda: transposed(1, 16, 12, kernel=2, stride=2),
     "five channels of a transposed": lambda: transposed(2, 16, 5, kernel=2, stride=2),
     "wide margins of a transposed": lambda: transposed(2, 32, 2, kernel=8, stride=2, padding=3),
+    "product in bfloat16": lambda: trained(32, 64).bfloat16() @ trained(64, 48).bfloat16(),
+    "products in bfloat16": lambda: trained(3, 16, 40).bfloat16() @ trained(3, 40, 24).bfloat16(),
     "compared types": lambda: trained(40, 30) * (torch.ones(40, 30) > torch.ones(40, 1, dtype=torch.double)),
 }
 
