@@ -10,7 +10,7 @@ from baechi_lab.placers.evaluation.moves import make_units
 from baechi_lab.placers.problem import groups_of
 from baechi_lab.placers.search.combine import around
 from baechi_lab.placers.search.contract import contract_short_ops, short_us
-from baechi_lab.placers.search.structure import scopes, structures, weights
+from baechi_lab.placers.search.structure import layer_labels, weights
 
 COMMS = ("parallel", "sequential", "duplex")
 
@@ -33,21 +33,15 @@ def test_what_comes_before_any_weight_goes_with_its_first_reader():
     assert weights(graph, groups_of(graph)).tolist() == [1, 1, 1]
 
 
-def test_scopes_by_depth_with_backward_ops_beside_their_forward_ops():
+def test_layers_keep_groups_whole_and_are_left_out_where_they_say_nothing():
     graph = two_layers()
-    assert scopes(graph)[0].tolist() == [0, 1, 0, 0, 1, 1, 1, 0]
-    assert scopes(graph.replace(names=tuple(f"op{i}" for i in range(8)))) == []
-
-
-def test_structures_keep_groups_whole_and_leave_out_what_says_nothing():
-    graph = two_layers()
-    alone = np.arange(8)
-    assert [labels.tolist() for labels in structures(graph, alone)] == [[0, 1, 0, 0, 1, 1, 1, 0]]
+    assert layer_labels(graph, np.arange(8)).tolist() == [0, 1, 0, 0, 1, 1, 1, 0]
     together = np.array([0, 1, 2, 3, 2, 4, 5, 6])  # ops 2 and 4 must share a device
-    for labels in structures(graph, together):
-        assert labels[2] == labels[4]
-    plain = generators.random_dag(20, seed=0).replace(persistent_bytes=np.zeros(20, dtype=np.int64))
-    assert structures(plain.replace(names=tuple(f"op{i}" for i in range(20))), np.arange(20)) == []
+    labels = layer_labels(graph, together)
+    assert labels[2] == labels[4]
+    assert layer_labels(generators.random_dag(20, seed=0), np.arange(20)) is None, "every op is a layer of its own"
+    one_weight = graph.replace(persistent_bytes=[50, 0, 0, 0, 0, 0, 0, 0], forward_of=None)
+    assert layer_labels(one_weight.replace(names=graph.names), np.zeros(8, dtype=np.int64)) is None, "one layer"
 
 
 def test_a_line_by_distance_has_units_near_in_the_graph():

@@ -1,4 +1,4 @@
-"""Trials: every coarse structure once, then the best one; nothing found in a trial is lost."""
+"""Trials move whole layers, or single ops from several starts; nothing found in a trial is lost."""
 
 import numpy as np
 import pytest
@@ -24,31 +24,24 @@ def _candidates(n, *costs):
     ]
 
 
-def test_every_coarse_structure_is_tried_once_and_the_best_again():
+def test_trials_of_a_graph_with_layers_move_these_from_the_best_start():
     instance = Instance(gnmt(ops=1500, seed=0), CLUSTER)
-    layers = instance.layers[: SEARCH.layers]
-    assert len(layers) > 1 and all(labels.max() < SEARCH.coarse_labels for labels in layers)
+    layers = instance.coarse_layers
+    assert 1 < layers.max() < SEARCH.coarse_labels
     trials = Trials(instance, _candidates(instance.graph.n, 100.0, 105.0), small=False, chains=2)
     assert trials.count == SEARCH.layer_trials
-    first = [trials.next() for _ in layers]
-    assert [t.layer for t in first] == list(range(len(layers)))
-    assert {t.start.name for t in first} == {"rule 0"}
-    for trial, cost in zip(first, [9.0, 7.0, 8.0, 9.5], strict=False):
-        assert trial.levels[0][0] is layers[trial.layer]
-        trials.note(trial, cost)
-    repeated_trials = [trials.next() for _ in range(SEARCH.layer_trials)]
-    assert {(t.layer, t.start.name) for t in repeated_trials} == {(1, "rule 0")}
-    trials.note(repeated_trials[0]._replace(layer=0), 6.0)
-    assert trials.next().layer == 0
+    for trial in [trials.next() for _ in range(trials.count)]:
+        assert trial.start.name == "rule 0" and trial.levels[0][0] is layers and trial.levels[1] == SEARCH.levels[0]
+    assert Trials(instance, _candidates(instance.graph.n, 1.0), small=True, chains=2).layers is None
 
 
-def test_graphs_without_coarse_structures_get_a_cycle_per_start():
+def test_graphs_without_layers_get_a_cycle_per_start():
     instance = Instance(random_dag(300, seed=0), CLUSTER)
-    assert not instance.layers
+    assert instance.coarse_layers is None
     trials = Trials(instance, _candidates(300, 1.0, 2.0, 3.0), small=False, chains=2)
     trial_list = [trials.next() for _ in range(trials.count)]
     assert [t.start.name for t in trial_list] == ["rule 0", "rule 1", "rule 2"]
-    assert all(t.levels == SEARCH.levels and t.layer < 0 for t in trial_list)
+    assert all(t.levels == SEARCH.levels for t in trial_list)
     small = Trials(instance, _candidates(300, *range(1, 9)), small=True, chains=2)
     assert small.count == SEARCH.trial_starts and small.next().levels == SEARCH.small_levels
     assert (

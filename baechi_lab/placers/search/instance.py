@@ -15,7 +15,7 @@ from ..evaluation.work import make_work
 from ..problem import groups_of, transfer_us
 from .coarsen import coarsen
 from .parameters import SEARCH, SearchParameters
-from .structure import structures
+from .structure import layer_labels
 
 
 class Instance:
@@ -47,23 +47,22 @@ class Instance:
 
     @cached_property
     def structures(self) -> list[NDArray[np.int64]]:
-        """Labels of which units are made, the coarsest first: structures of the graph, then its colocation groups."""
-        structure_list = structures(
-            self.graph, self.group, self.parameters.structure_share, self.parameters.scope_depths
-        )
-        return [*structure_list, self.group.astype(np.int64)]
+        """Labels of which units are made, the coarsest first: the layers of the graph if any, then its colocation groups."""
+        layers = layer_labels(self.graph, self.group, self.parameters.structure_share)
+        return [*(() if layers is None else (layers,)), self.group.astype(np.int64)]
 
     @cached_property
-    def layers(self) -> list[NDArray[np.int64]]:
-        """The coarse structures of the graph, the coarsest first."""
-        return [labels for labels in self.structures[:-1] if labels.max() < self.parameters.coarse_labels]
+    def coarse_layers(self) -> NDArray[np.int64] | None:
+        """Labels of the layers if they are few enough that every one is moved often; else None."""
+        layers = self.structures[0]
+        return layers if len(self.structures) > 1 and layers.max() < self.parameters.coarse_labels else None
 
     def along(self, unit_count: int) -> NDArray[np.int64]:
         """Returns labels of which about `unit_count` units are made: the structure nearest to that number."""
         return min(self.structures, key=lambda labels: abs(np.log((labels.max() + 1) / unit_count)))
 
     def units(self, device: NDArray[np.int32], unit_count: int | NDArray[np.int64], rng: np.random.Generator) -> Units:
-        """Makes about `unit_count` units, each on one device, or the units of a structure, given as labels int64[n]."""
+        """Makes about `unit_count` units, each on one device, or those of the layers, given as labels int64[n]."""
         if isinstance(unit_count, np.ndarray):
             label, count = unit_count, self.parameters.coarse_labels
         else:

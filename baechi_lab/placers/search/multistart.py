@@ -3,11 +3,9 @@
 The results of two seeds may differ by a tenth, and six times the time gained less than a hundredth: the large decisions are made
 early and not reversed. A long budget is therefore divided into several such searches, and rounds from the best result.
 
-Trials are short annealings that choose the start, and the structure of the graph, with which a search continues. The
-result of a chain depends most on its first few large decisions: which layers share a device. The graph's coarse structures
-(`search.structure`) are units for these decisions, but the best structure is not known: layers of
-weights for one graph, outer name scopes for another. So every coarse structure is tried once from the best start, and then
-the best of them several times. Graphs without such structures, and those of a few ops, get one ordinary cycle per start.
+Trials are short annealings that choose the candidates with which a search continues. The result of a chain depends most on its
+first few large decisions: which layers share a device. So the layers of the graph (`search.structure`), if they are few, are the
+units of several trials from the best start. Graphs without layers, and those of a few ops, get one ordinary cycle per start.
 
 Source: racing among configurations (Maron and Moore 1994, "Hoeffding races"), here one round and best takes all.
 """
@@ -117,9 +115,7 @@ class MultiStart:
             for chain, trial in zip(chains, batch, strict=True):
                 chain.start_from(trial.start, restart=True)
             self._together(chains, share * len(batch) / trials.count, [trial.levels for trial in batch])
-            for chain, trial in zip(chains, batch, strict=True):
-                trials.note(trial, chain.current_cost)
-                trial_results.append((chain.current_cost, chain.current_best))
+            trial_results += [(chain.current_cost, chain.current_best) for chain in chains]
         candidates_by_result = [candidate for _, candidate in sorted(trial_results, key=lambda x: x[0])]
         self.partners += reversed(candidates_by_result[: self.parameters.others // 2])
         return candidates_by_result
@@ -195,11 +191,10 @@ class MultiStart:
 
 
 class Trial(NamedTuple):
-    """One trial: its start, the levels to anneal, and the coarse structure among them (negative: none)."""
+    """One trial: its start, and the levels to anneal."""
 
     start: Candidate
     levels: Sequence[Level]
-    layer: int
 
 
 class Trials:
@@ -207,23 +202,17 @@ class Trials:
 
     def __init__(self, instance: Instance, candidates: Sequence[Candidate], small: bool, chains: int):
         p = self.parameters = instance.parameters
-        self.layers = [] if small else instance.layers[: p.layers]
+        self.layers = None if small else instance.coarse_layers
         self.levels: Sequence[Level] = p.small_levels if small else p.levels
         self.starts = choose(candidates, max(p.trial_starts, chains), p.fifo_share)
-        self.count = max(p.layer_trials, chains) if self.layers else len(self.starts)
-        self.share = p.layer_trials_share if self.layers else p.trial_share
-        self.trial_count, self.best, self.least = 0, 0, np.inf
+        self.count = len(self.starts) if self.layers is None else max(p.layer_trials, chains)
+        self.share = p.trial_share if self.layers is None else p.layer_trials_share
+        self.trial_count = 0
 
     def next(self) -> Trial:
         """Returns the next trial."""
         k, self.trial_count = self.trial_count, self.trial_count + 1
-        if not self.layers:
-            return Trial(self.starts[k % len(self.starts)], self.levels, -1)
-        layer = k if k < len(self.layers) else self.best
+        if self.layers is None:
+            return Trial(self.starts[k % len(self.starts)], self.levels)
         _, hot, cold = self.levels[0]
-        return Trial(self.starts[0], ((self.layers[layer], hot, cold), self.levels[0]), layer)
-
-    def note(self, trial: Trial, cost: float) -> None:
-        """Records the result of `trial`; the structure of the best trial so far is tried again."""
-        if trial.layer >= 0 and cost < self.least:
-            self.least, self.best = cost, trial.layer
+        return Trial(self.starts[0], ((self.layers, hot, cold), self.levels[0]))

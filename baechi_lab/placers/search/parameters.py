@@ -23,8 +23,8 @@ class SearchParameters(EvaluationParameters):
 
     What they name:
 
-    - A *unit* is a set of ops that one move sends to another device. A *structure* labels every op, such as by its name scope;
-      ops with one label may become one unit. It is *coarse* if it has few labels.
+    - A *unit* is a set of ops that one move sends to another device. A *layer* is the ops that share a weight; the ops of a
+      layer may become one unit.
     - A *chain* is one candidate that is annealed. A *level* anneals it with units of about one number, from a first to a last
       temperature. A *cycle* goes through levels from few large units to single ops.
     - *Trials* are the first cycles, from different starts. *Rounds* follow: in each, every chain runs a cycle and then learns
@@ -75,10 +75,9 @@ class SearchParameters(EvaluationParameters):
     coarse_labels: int = number(
         100,
         "labels",
-        "most of a coarse structure: few enough that every unit is moved hundreds of times within seconds",
+        "most layers that are units of trials: few enough that each is moved hundreds of times within seconds",
     )
-    structure_share: float = number(0.5, "labels per group", "most of a structure that says anything")
-    scope_depths: int = number(4, "levels", "of name scopes that are tried, from the outermost")
+    structure_share: float = number(0.5, "layers per group", "most layers that say anything")
     unit_work: float = number(2.5, "mean works", "most work of a unit that merging makes")
 
     # Reduced models (`search.runs`).
@@ -92,16 +91,15 @@ class SearchParameters(EvaluationParameters):
     runs_from_ops: int = number(400, "ops", "below which runs are not tried")
 
     # Several chains: trials, then rounds (`search.multistart`).
-    trial_starts: int = number(4, "starts", "that get a cycle where there are no coarse structures")
+    trial_starts: int = number(4, "starts", "that get a cycle where there are no layers, or too many")
     trial_share: float = number(0.15, "share of the budget", "for these trials")
-    layer_trials: int = number(8, "trials", "along coarse structures: of each of them, then of the best")
+    layer_trials: int = number(8, "trials", "that move whole layers, from the best start")
     layer_trials_share: float = number(
         0.4,
         "share of the budget",
         "for these trials",
         "with all of the trials: 0.853 to 0.850 of the best rule in 10 s, on a slower machine",
     )
-    layers: int = number(4, "structures", "coarse ones that are tried at most")
     rounds: int = number(
         5,
         "rounds",

@@ -4,12 +4,12 @@ Idea: simulated annealing on device assignments and schedule priorities, on coar
 best fast rules, each under first in first out and under priorities by upward rank, and share what they find:
 
 1. Every fast placer's assignment is simulated under the orders that suit it (`search.starts`).
-2. Short trials of the best starts along the coarse structures of the graph, for two fifths of the budget where there
-   are such structures; the best results go on, one per worker (`search.multistart`).
+2. Short trials that move whole layers, for two fifths of the budget where a graph has layers; the best results go on, one
+   per worker (`search.multistart`).
 3. Cycles: merge units on one device into a few dozen units (`search.coarsen`), anneal, split them into
    more units, anneal, ... (`search.chain`). After each round a slow worker continues from the leader, and each
    cycle begins by taking over better segments of other placements (`search.combine`).
-   Units also follow the structure of the graph: ops that share a weight or a name scope move as one (`search.structure`).
+   Units also follow the layers of the graph: ops that share a weight move as one (`search.structure`).
    Under priorities, ops of a unit that run one after the other are simulated as one (`search.runs`), without the edges
    that others imply (`evaluation.edges`).
    Budgets of about half a minute or more are two to five such searches, and rounds from the best (`search.multistart`).
