@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import ipywidgets
 import numpy as np
 
-from ..fitting.record import Fit
+from ..fitting.record import Fit, FitOption
 from ..passes.unroll import unroll
 from .charts import fit_chart
 from .panels.parts import WIDE, note, say
+from .pictures import page, text_picture, timeline_picture
 from .views import TimelineView
+from .views.base import PicturedBox
 from .views.chart_view import ChartView
 
 
-class FitView(ipywidgets.VBox):
+class FitView(PicturedBox):
     """Time against memory of every option; a click on a point shows its timeline and its code.
+
+    As the output of a cell it begins with the best option, whose timeline is also the picture of a saved notebook.
 
     Args:
         answer: the `Fit` that `bl.fit` returned.
@@ -36,7 +37,7 @@ class FitView(ipywidgets.VBox):
         self.points, self.timeline = ChartView(height=240), TimelineView()
         self.points.show(fit_chart(answer))
         self.points.observe(lambda change: self.show(change["new"]) if change["new"] >= 0 else None, "clicked")
-        self.shown: Any = None
+        self.shown: FitOption | None = None
         super().__init__([self.points, self.words], layout=WIDE)
         self.add_class("bl-panel")
 
@@ -44,10 +45,29 @@ class FitView(ipywidgets.VBox):
         """Shows the timeline of `answer.options[number]`."""
         option = self.answer.options[number]
         self.shown = option
-        say(self.words, f"{option.kind}, {option.choice_in_words}: {option.command or option.error}")
+        say(self.words, _in_words(option))
         if option.timeline is not None and option.graph is not None:
             graph, micro_batch = option.graph, option.timeline.micro_batch
             if micro_batch is not None:
                 graph = unroll(graph, int(np.max(micro_batch)) + 1, option.placement)
             self.timeline.show(graph, [option.timeline])
             self.children = [self.points, self.words, self.timeline]
+        self.renew_picture()
+
+    def picture(self) -> str:
+        if self.shown is None or self.timeline.drawn is None:
+            return ""
+        timeline = timeline_picture(self.timeline.drawn, self.timeline.devices)
+        return page([("", *text_picture(_in_words(self.shown))), ("Timeline", *timeline)], self.in_words().strip("<>"))
+
+    def in_words(self) -> str:
+        return f"<FitView: {self.answer.answer}>"
+
+    def _ipython_display_(self, **arguments: object) -> None:
+        if self.shown is None and self.answer.best is not None:
+            self.show(self.answer.options.index(self.answer.best))
+        super()._ipython_display_(**arguments)
+
+
+def _in_words(option: FitOption) -> str:
+    return f"{option.kind}, {option.choice_in_words}: {option.command or option.error}"

@@ -38,6 +38,18 @@ def test_a_point_leads_to_its_timeline():
     assert "bl.recompute" in view.words.value
 
 
+def test_as_the_output_of_a_cell_it_begins_with_the_best_option_which_a_saved_notebook_shows(monkeypatch):
+    """Notebook 34 had no picture of it."""
+    outputs = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: outputs.append(data))
+    answer = bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001)))
+    view = FitView(answer)
+    view._ipython_display_()
+    assert view.shown is answer.best
+    [picture] = [output["image/svg+xml"] for output in outputs if "image/svg+xml" in output]
+    assert answer.best.kind in picture and all(name in picture for name in answer.best.timeline.device_names)
+
+
 def test_a_limit_far_above_the_peaks_is_told_instead_of_drawn():
     """Peaks of kilobytes beside a limit of gigabytes were one point at 0 GB."""
     near, far = (
