@@ -31,7 +31,8 @@ Precisions for which a device has no matrix units run like float32 (`Hardware.us
 of the data sheet; it has no kernels of Winograd's algorithm, and its few units do not reach the power limit.
 
 Matrix units load `ALIGNED` bytes at once. Products with rows of other lengths run on kernels that reach `UNALIGNED_SHARES` of
-the peak. These wait for loads, so that boards with halved units reach as many FLOP/s as others. TF32 is a permission: a product
+the peak. These wait for loads, so that boards with halved units reach as many FLOP/s as others, and so do convolutions of few
+channels. TF32 is a permission: a product
 runs in float32 where that is faster, as with such rows on boards of games. Neither holds for convolutions: ResNet-50
 (`data/training`), which is estimated too short on boards of games already, would become 1 to 10 % shorter.
 
@@ -150,7 +151,8 @@ FEW_CHANNELS_SHARES = {"volta": 0.2, "turing": 0.2, "hopper": 0.08, "blackwell":
 """Generation -> share of the matrix units' peak that these convolutions reach, counted with as many channels as fill `ALIGNED`
 bytes: single convolutions of DeepBench on V100 and T4, and of an H200."""
 OTHER_FEW_CHANNELS_SHARE = 0.4
-"""The same of other generations: ResNet-18 and 50 on RTX 3090 and RTX 4090 (benchmarks of timm)."""
+"""The same of other generations. Boards with halved units reach twice as much of their peak: ResNet-18 and 50 on RTX 3090, 4090
+and 5090 (benchmarks of timm)."""
 LONG_WINDOW, LONG_WINDOW_SHARE, HALF_LONG_WINDOW_SHARE = 64, 0.2, 0.1
 """Positions of a filter from which on convolutions of groups of channels run without matrix units, and the shares of the peak of
 float32 that they reach in TF32 and in 16 bits: windows of 128 positions in 16 groups (wav2vec 2.0) on an H200."""
@@ -253,6 +255,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
                 ~full_precision & (work.row_alignment == alignment), unaligned_share, reached_share
             )
         few_share = FEW_CHANNELS_SHARES.get(hardware.generation, OTHER_FEW_CHANNELS_SHARE)
+        few_share = min(1.0, few_share / _unit_share(hardware)) if is_halved(hardware) else few_share
         reached_share = np.where(few_channels & ~full_precision, few_share, reached_share)
         if is_recent:
             reached_share = np.where(

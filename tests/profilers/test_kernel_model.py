@@ -404,7 +404,7 @@ def test_few_channels_fill_16_bytes_on_matrix_units(generation, share):
     Changes of layouts take 10 us. A group of as few channels has other kernels.
     """
     flat = replace(TILES, tile_us=0.0)
-    device = replace(DEVICE, generation=generation, matmul_flops=8e12, half_flops=16e12)
+    device = replace(DEVICE, generation=generation, peak_flops=1e12, matmul_flops=8e12, half_flops=16e12)
     (product,) = convolution_products(4, (8, 8), 3, 64, (1, 1))
     if generation != "volta":  # has no matrix units for TF32
         us = product_us(product, flat, device, precision="tf32", convolution=True, row_alignment=4)
@@ -413,6 +413,19 @@ def test_few_channels_fill_16_bytes_on_matrix_units(generation, share):
     assert us == pytest.approx(10 + 4 * 2 * 64 * 64 * 8 / (share * 16e6))
     group = replace(product, count=2, rows=128)
     assert product_us(group, flat, device, precision="fp16", convolution=True) < us
+
+
+def test_convolutions_of_few_channels_are_as_fast_on_halved_units():
+    """They wait for loads: 0.4 of the peak of an RTX A6000 (155 TFLOP/s), 0.8 of that of an RTX 3090 (71), in float16.
+
+    Three channels are filled up to 8, so that as many FLOPs as with 8 count.
+    """
+    (product,) = convolution_products(256, (112, 112), 3, 64, (7, 7))
+    kernel = Kernel(product.flops, 0.0, "fp16", matrix=True, products=(product,), convolution=True, row_alignment=2)
+    for name, share in (("rtx-a6000", 0.4), ("rtx3090", 0.8)):
+        board = Hardware.named(name)
+        us = float(estimated_us(work_of(1, [(0, kernel)]), board, follows=True)[0])
+        assert us == pytest.approx(1e6 * product.flops * 8 / 3 / (share * board.half_flops), rel=0.1), name
 
 
 @pytest.mark.parametrize(("generation", "filters_share", "all_share"), [("", 0.55, 1.0), ("hopper", 1.0, 0.65)])
