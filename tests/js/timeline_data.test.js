@@ -3,9 +3,9 @@ import { test } from "node:test";
 
 import { bytes, load, model } from "./load.js";
 
-const { readBars, firstVisible, barsWithin, coverBar, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes, isHatched, phaseOf, waitKeys } = load(
+const { readBars, firstVisible, barsWithin, barWidth, coverBar, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes, isHatched, phaseOf, waitKeys } = load(
   ["common.js", "timeline_data.js"],
-  ["readBars", "firstVisible", "barsWithin", "coverBar", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars", "arrangeLanes", "isHatched",
+  ["readBars", "firstVisible", "barsWithin", "barWidth", "coverBar", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars", "arrangeLanes", "isHatched",
     "phaseOf", "waitKeys"],
 );
 
@@ -50,6 +50,10 @@ test("a table has the first bars of all lanes, and the number of all", () => {
   // 500 of each lane were counted, and those of the first lane came first.
   assert.deepEqual(barsWithin(bars, [0, 20], 2), { count: 4, first: [[0, 0], [2, 3]] });
   assert.deepEqual(barsWithin(bars, [4.5, 9.5], 9), { count: 3, first: [[2, 3], [0, 1], [0, 2]] });
+});
+
+test("the line between two bars is a small share of narrow ones", () => {
+  assert.deepEqual([0.2, 5, 40].map(barWidth), [0.7, 4.75, 39.3]);
 });
 
 test("bars that follow each other without idle time cover every column", () => {

@@ -199,6 +199,12 @@ function barsWithin(bars, range, most) {
   return { count, first: first.slice(0, most) };
 }
 
+/** How wide a bar is drawn: a line of at most a twentieth of it parts it from the next one, so that busy devices look busy.
+ * @param {number} width */
+function barWidth(width) {
+  return Math.max(width - Math.min(0.7, 0.05 * width), 0.7);
+}
+
 const LEAST_PART = 0.1; // of a column: a smaller part of a bar would be drawn too strongly there
 
 /** Take a bar narrower than two pixels into the coverage of all columns in which it lies: with the first one alone, bars that

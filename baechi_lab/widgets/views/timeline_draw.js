@@ -130,7 +130,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
       const [y, h] = extent(lane, b);
       const x = Math.max(axis.gutter + (s.bars.start[b] - axis.range[0]) * scale, axis.gutter - 2);
       const end = Math.min(axis.gutter + (s.bars.end[b] - axis.range[0]) * scale, width + 2);
-      const w = Math.max(end - x - (end - x > 4 ? 0.7 : 0), 0.7);
+      const w = barWidth(end - x);
       context.fillStyle = s.palette[s.shade[b] % s.palette.length];
       context.globalAlpha = faint(b) ? FAINT : 1;
       context.fillRect(x, y, w, h);
