@@ -88,14 +88,18 @@ def test_advice_micro_batches_and_presets_have_the_library_s_numbers(lab, page):
     graph, cluster = names["graph"], names["cluster"]
     model = WorkbenchModel(graph, Setting(cluster, placer="contiguous", passes=()), inline=True)
     model.compute_now()
-    advice = next(one for one in model.advice if one.changes["schedule"] == "1f1b")
+    # Of two ways to run eight micro-batches, under 1F1B and in the order of readiness, the faster one is advised.
+    (advice,) = model.advice
     jb.open_notebook(page, lab.add_notebook("chain.ipynb", [CHAIN]))
     jb.run_all(page, TIMELINE, 120_000)
     shows_step(page, 48.0)
     page.locator(f".bl-advice:has-text({json.dumps(advice.sentence[1:])})").locator("button").click()
-    placement = bl.place(graph, cluster, "contiguous", objective="step", micro_batches=8, schedule="1f1b")
-    pipelined = bl.simulate(graph, cluster, placement, micro_batches=8, schedule="1f1b")
-    assert pipelined.makespan_us == advice.after_us < advice.before_us == 8 * 48
+    stages = bl.place(graph, cluster, "contiguous", objective="step", micro_batches=8, schedule="1f1b")
+    under_1f1b = bl.simulate(graph, cluster, stages, micro_batches=8, schedule="1f1b")
+    placers = advice.changes["params"]["placers"]
+    placement = bl.place(graph, cluster, "auto", placers=placers, objective="step", micro_batches=8)
+    pipelined = bl.simulate(graph, cluster, placement, micro_batches=8, scheduler=advice.changes["scheduler"])
+    assert pipelined.makespan_us == advice.after_us < under_1f1b.makespan_us < advice.before_us == 8 * 48
     shows_step(page, pipelined.makespan_us)
     page.click('.bl-advice:has-text("Applied: ") button:text-is("Undo this")')
     shows_step(page, 48.0)
