@@ -28,7 +28,7 @@ def ops(structure, kind):
     return [(i, n) for i, n in enumerate(structure.nodes) if n.op.removeprefix("Stateless") == kind]
 
 
-def test_a_loop_lasts_its_rounds():
+def test_a_loop_lasts_its_iterations():
     def step(x):
         for _ in tf.range(5):
             x = tf.matmul(x, x)
@@ -45,7 +45,7 @@ def test_a_loop_lasts_its_rounds():
     assert graph.duration_us[i] == pytest.approx(5 * 128 + small_op_runs + metadata)
 
 
-def test_the_gradient_of_a_loop_runs_as_many_rounds():
+def test_the_gradient_of_a_loop_runs_as_many_iterations():
     w = tf.Variable(np.eye(4, dtype=np.float32))
 
     def step(x):
