@@ -146,6 +146,18 @@ def test_micro_batches_run_and_export(call, tmp_path):
     assert code == 2 and "unknown schedule '1f2b'" in error
 
 
+def test_bug_a_tensorflow_step_of_a_file_was_not_cut_without_a_word(call, tmp_path):
+    """It is one micro-batch: its function may fix the number of samples."""
+    placing = ("--hardware", "cpu-core", "--devices", "2", "--micro-batches", "3")
+    code, _, error = call("export", "steps.py:small", *placing, "-o", "out")
+    assert (
+        code == 0 and "note: the TensorFlow step of steps.py:small is one micro-batch: what runs has 3 times" in error
+    )
+    assert json.loads((tmp_path / "out" / "placement.json").read_text())["inputs"][0]["shape"] == [2, 4]
+    code, _, error = call("export", "mlp", "--batch-size", "6", "-p", "layers=2", *placing, "-o", "cut")
+    assert code == 0 and "is one micro-batch" not in error
+
+
 def test_demo_is_the_whole_main_job(call, tmp_path):
     code, facts, _ = call("demo", "--model", "mlp", "--devices", "2", "--steps", "2", "-o", "exported")
     assert code == 0

@@ -1,7 +1,8 @@
 """Run a training step under a placement on the attached devices (GPUs, else logical CPU devices); print step times.
 
-The placement comes from --placement, or is made here by --placer after profiling the step. With --micro-batches the batch
-is cut, what is profiled and placed is one micro-batch, and the step runs all of them in the order of --schedule.
+The placement comes from --placement, or is made here by --placer after profiling the step. With --micro-batches, what is
+profiled and placed is one micro-batch, and the step runs all of them in the order of --schedule. The batches of benchmark
+models and of PyTorch steps are cut. A TensorFlow step of FILE.py is one micro-batch already.
 """
 
 from __future__ import annotations

@@ -66,6 +66,11 @@ def placed_step(
     step = steps.step_from(arguments)
     check_step(step)
     count = options.pipeline_from(arguments).get("micro_batches")
+    if count is not None and count > 1 and isinstance(step, Step) and ".py:" in arguments.model:
+        message = (
+            f"the TensorFlow step of {arguments.model} is one micro-batch: what runs has {count} times its samples"
+        )
+        print(f"note: {message}", file=sys.stderr)
     micro_batch = step if isinstance(step, Step) or count is None else step.micro_batches(count)[0]
     with console.progress("profiling and placing"):
         passes = options.passes_from(arguments)

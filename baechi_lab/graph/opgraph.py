@@ -279,7 +279,7 @@ class OpGraph(Picklable):
     def difference_from(self, key: str) -> str:
         """Returns what differs first from the structure of the graph with that `key`: a name, or what an op reads.
 
-        A key is a hash, so the answer is general once that graph is freed.
+        A key is a hash, so the text is empty once that graph is freed.
 
         >>> graph, other = (OpGraph.from_edges([1, 1], names=["a", b]) for b in "bc")
         >>> graph.difference_from(other.key)
@@ -287,7 +287,7 @@ class OpGraph(Picklable):
         """
         other = _graph_of_key.get(key)
         if other is None:
-            return "its names or tensors differ"
+            return ""
         for op, (name, other_name) in enumerate(zip(self.names, other.names, strict=False)):
             if name != other_name:
                 return f"its op {op} is {name!r} instead of {other_name!r}"

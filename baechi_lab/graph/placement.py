@@ -179,9 +179,12 @@ class Placement(Picklable):
                 return self._spread(self.group_of[graph.copy_of], graph, member_order)
         made_for = f"{self.n} ops" + (f" (groups of {len(self.group_of)} ops)" if self.group_of is not None else "")
         key = self.graph_key if self.group_of is None or graph.n == self.n else self.source_key
-        difference = f", and {graph.difference_from(key)}" if key not in (None, graph.key) else ""
+        difference = graph.difference_from(key) if key not in (None, graph.key) else ""
+        if not difference and graph.n in (self.n, self.n if self.group_of is None else len(self.group_of)):
+            difference = "its names or tensors differ"
         raise InvalidInput(
-            f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops{difference}"
+            f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops"
+            + (f", and {difference}" if difference else "")
         )
 
     def _spread(self, group_of: Integers, graph: OpGraph, member_order: NDArray[np.float64] | None = None) -> Placement:
