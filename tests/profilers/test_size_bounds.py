@@ -74,6 +74,17 @@ def test_parts_count_as_1_where_they_are_joined_to_a_known_size():
     assert len(messages) == 1 and "depend on data as 1, in the outputs of" in messages[0]
 
 
+def test_sizes_that_no_machine_holds_count_as_1():
+    """Products of all pairs of 4.9 billion entries have more bytes than a 64-bit number."""
+
+    def pairs(x):
+        rows = tf.cast(tf.where(tf.fill([70_000, 70_000], x[0, 0] > 0))[:, :1], tf.float32)
+        return tf.reduce_sum(tf.matmul(rows, rows, transpose_b=True))
+
+    sizes, messages = bytes_of_outputs(pairs)
+    assert sizes["Where"] == [70_000**2 * 2 * 8] and sizes["MatMul"] == [4] and len(messages) == 2
+
+
 @pytest.mark.slow
 def test_the_peak_of_a_sparse_step_is_not_below_the_measured_one():
     """Previously 40 % below."""

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 Output = tuple[str, int]
 Shape = tuple[int, ...]
+MOST_ENTRIES = 1 << 40
+"""A tensor whose bound has more entries, such as a table of all pairs of rows, has no useful bound."""
 
 
 def size_bounds(graph_def: GraphDef) -> dict[Output, Shape]:
     """Returns (op, output) -> the largest shape, for outputs whose sizes depend on data; the graph has stored shapes.
 
-    Outputs without a bound are missing: those of other ops (the words of a text), and all that follow from rows whose largest
-    numbers contradict the sizes of tensors that they meet.
+    Outputs without a bound are missing: those of other ops (the words of a text), all that follow from rows whose largest
+    numbers contradict the sizes of tensors that they meet, and those of more than `MOST_ENTRIES`.
     """
     shapes = _stored_shapes(graph_def)
     open_outputs = [output for output, shape in shapes.items() if shape is None]
@@ -45,7 +47,11 @@ def size_bounds(graph_def: GraphDef) -> dict[Output, Shape]:
         except ValueError:
             break
         shapes = {output: selections.get(output, shape or inferred.get(output)) for output, shape in shapes.items()}
-    return {output: shape for output in open_outputs if (shape := shapes[output]) is not None}
+    return {
+        output: shape
+        for output in open_outputs
+        if (shape := shapes[output]) is not None and prod(shape) <= MOST_ENTRIES
+    }
 
 
 def _stored_shapes(graph_def: GraphDef) -> dict[Output, Shape | None]:
