@@ -610,6 +610,8 @@ def test_the_setting_has_two_levels_and_hardware_is_one_choice(page, outcome):
     assert [label for label, hint in labels.items() if len(hint) < 8 or hint == label] == []
     page.click('.bl-setting button:has-text("Advanced")')
     hardware = control(page, "hardware").locator("select")
+    page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
+    jb.settle(page)
     page.evaluate(RECORD_TOPS, ".bl-workbench .bl-strip")
     for name, preset in HARDWARE_PRESETS.items():
         hardware.select_option(name)
