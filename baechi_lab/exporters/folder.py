@@ -75,12 +75,12 @@ def _link_trained_values(source: Path, folder: Path) -> None:
     trained, linked = source / TRAINED_VALUES, folder / TRAINED_VALUES
     if not _is_plain_file(trained) or (linked.exists() and linked.samefile(trained)):
         return
-    new = linked.with_suffix(".new")
+    partial = linked.with_suffix(".new")
     try:
-        os.link(trained, new)
+        os.link(trained, partial)
     except OSError:  # a file system without links
-        shutil.copy2(trained, new)
-    os.replace(new, linked)
+        shutil.copy2(trained, partial)
+    os.replace(partial, linked)
 
 
 def _remove_leftover(folder: Path) -> None:

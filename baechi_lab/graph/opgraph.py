@@ -291,10 +291,11 @@ class OpGraph(Picklable):
         for op, (name, other_name) in enumerate(zip(self.names, other.names, strict=False)):
             if name != other_name:
                 return f"its op {op} is {name!r} instead of {other_name!r}"
-        (ends, producers), (other_ends, other_producers) = self.predecessors, other.predecessors
+        (offsets, producers), (other_offsets, other_producers) = self.predecessors, other.predecessors
         for op, name in enumerate(self.names[: other.n]):
-            own, others = producers[ends[op] : ends[op + 1]], other_producers[other_ends[op] : other_ends[op + 1]]
-            if not np.array_equal(own, others):
+            inputs = producers[offsets[op] : offsets[op + 1]]
+            other_inputs = other_producers[other_offsets[op] : other_offsets[op + 1]]
+            if not np.array_equal(inputs, other_inputs):
                 return f"its op {name!r} reads other ops"
         return f"its tensors differ: {self.tensor_count} instead of {other.tensor_count}"
 

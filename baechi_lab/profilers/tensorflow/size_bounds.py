@@ -33,15 +33,15 @@ def size_bounds(graph_def: GraphDef) -> dict[Output, Shape]:
     open_outputs = [output for output, shape in shapes.items() if shape is None]
     selections: dict[Output, Shape] = {}
     while open_outputs:
-        new = {
+        bounded = {
             output: shape
             for node in graph_def.node
             for output, shape in _selected(node, [shapes.get(source) for source in data_inputs(node)]).items()
             if shapes[output] is None
         }
-        if not new:
+        if not bounded:
             break
-        selections |= new
+        selections |= bounded
         try:
             inferred = _stored_shapes(with_shapes(_with_placeholders(graph_def, selections)))
         except ValueError:

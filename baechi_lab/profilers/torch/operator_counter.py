@@ -421,8 +421,8 @@ def _unfolded_bytes(tensor: torch.Tensor, weight: torch.Tensor, out: torch.Tenso
 
 def _unfolded_transposed_bytes(tensor: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
     """Returns the bytes of the unfolded windows of a sample; of volumes, also of a copy of the input or of ones for the bias."""
-    beside = max(tensor.nbytes, prod(out.shape[2:]) * out.itemsize) if weight.dim() > 4 else 0
-    return _unfolded_bytes(tensor, weight, tensor) + beside
+    copy_bytes = max(tensor.nbytes, prod(out.shape[2:]) * out.itemsize) if weight.dim() > 4 else 0
+    return _unfolded_bytes(tensor, weight, tensor) + copy_bytes
 
 
 def _copies_of_transposed(
