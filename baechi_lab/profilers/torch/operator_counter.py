@@ -442,7 +442,9 @@ def _copies_of_transposed(
     elif max(strides) == 1:
         copies = 2 * _blocked_bytes(out) + _blocked_bytes(tensor) + _blocked_weight_bytes(weight) - out.nbytes
     else:
-        weight_bytes = weight.nbytes // weight.shape[1] * _round_up(weight.shape[1], BLOCK)
+        is_wide = weight.shape[1] == 1 and weight.shape[-1] > LARGEST_WINDOW
+        block = BLOCK // 2 if is_wide else BLOCK
+        weight_bytes = weight.nbytes // weight.shape[1] * _round_up(weight.shape[1], block)
         copies = _strided_scratch_bytes(tensor, weight, strides, out) + tensor.nbytes + weight_bytes
     return int(max(2 * out.nbytes, copies))
 
