@@ -379,6 +379,9 @@ def test_random_ops_draw_anew_for_every_micro_batch(worker):
         lambda tf, shape, seed: tf.random.stateless_normal(shape, [seed, 2]),
         lambda tf, shape, seed: tf.raw_ops.StatelessRandomUniform(shape=shape, seed=[seed, 2]),
         lambda tf, shape, seed: tf.random.stateless_normal(shape, tf.random.split([seed, 2], 2)[1]),
+        lambda tf, shape, seed: tf.random.experimental.stateless_shuffle(
+            tf.reshape(tf.linspace(-0.2, 0.3, np.prod(shape)), shape), [seed, 2]
+        ),
     ],
 )
 def test_bug_noise_on_weights_from_a_seed_was_drawn_anew_for_every_micro_batch(worker, draw):

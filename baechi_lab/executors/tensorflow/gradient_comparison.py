@@ -47,7 +47,10 @@ _SHAPE_ARGUMENT = {
 }
 """Random op -> the position of the shape among its inputs."""
 
-_DRAW_NOTHING = frozenset({"StatelessRandomGetKeyCounter", "StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg"})
+_KEPT_DRAWS = frozenset(
+    {"StatelessRandomGetKeyCounter", "StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg", "StatelessShuffle"}
+)
+"""Random ops that stay: they draw nothing, or the same permutation for the same seed and length."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +302,6 @@ def _fix_draws(graph: GraphDef) -> bool:
             node.input.extend([shape, draw.name + suffix, *waits])
             node.attr.clear()
             node.attr["T"].type, node.attr["index_type"].type = dtype, index_type
-        elif RANDOM_OPS.match(node.op) and node.op not in _DRAW_NOTHING:
+        elif RANDOM_OPS.match(node.op) and node.op not in _KEPT_DRAWS:
             return False
     return True

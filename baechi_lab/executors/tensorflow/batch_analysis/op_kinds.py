@@ -42,7 +42,9 @@ ALONG_LAST = {
 }
 """Ops that combine entries along the last axes of their first input, with the number of these axes."""
 ALONG_SECOND = frozenset({"ReverseV2", "Roll", "Cumsum", "Cumprod", "CumulativeLogsumexp", "ArgMax", "ArgMin"})
-ALONG_FIRST = frozenset({"RandomShuffle", "InvertPermutation", "SpaceToBatchND", "BatchToSpaceND", "DiagPart", "Diag"})
+ALONG_FIRST = frozenset(
+    {"RandomShuffle", "StatelessShuffle", "InvertPermutation", "SpaceToBatchND", "BatchToSpaceND", "DiagPart", "Diag"}
+)
 CONVOLUTIONS = ("Conv", "DepthwiseConv")
 SPATIAL = (
     *CONVOLUTIONS,
@@ -73,7 +75,7 @@ COUNTING = (
 """Ops that add up, count or arrange entries by values of the batch, whichever samples they belong to."""
 SELECTIONS = frozenset({"Select", "SelectV2"})
 RANDOM_OPS = re.compile(
-    r"(Stateless|Stateful)?(Random|TruncatedNormal|Multinomial|Uniform|StandardNormal|ParameterizedTruncated)"
+    r"(Stateless|Stateful)?(Random|TruncatedNormal|Multinomial|Uniform|StandardNormal|ParameterizedTruncated|Shuffle)"
 )
 KEY_OF_SEED = "StatelessRandomGetKeyCounter"
 """The op that makes of a seed what another op draws from."""
