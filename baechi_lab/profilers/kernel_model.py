@@ -89,8 +89,8 @@ as in 16 parts. On a V100 in float16, 16 to 64 rows by 1760 x 1760 up to 4096 x 
 (DeepBench)."""
 EARLY_MATRIX_UNITS = ("volta", "turing")
 EARLY_MATRIX_TILE_ROWS = 128
-"""Rows of a tile on the matrix units of these generations, whose aligned products of few rows do not run on the units of float32
-either: 84 products of DeepBench in float16 with up to 128 rows or columns on a V100. Those on a T4 were not fitted."""
+"""Rows of a tile on the matrix units of these generations: 84 products of DeepBench in float16 with up to 128 rows or columns on
+a V100. Those on a T4 were not fitted."""
 NARROW_TILE = 32
 """Fewest columns of a tile of a convolution, whose tiles are not wider than it has filters before Hopper: single convolutions of
 DeepBench on P100, GTX 1080 Ti, V100 and T4. On an H200, those of few filters take as long as whole tiles."""
@@ -198,8 +198,6 @@ def estimated_us(
     # Products of few rows are faster on the units of float32, whose tiles are narrower, than on matrix units.
     may_run_in_fp32 = np.isin(work.precision, MATRIX_UNIT_PRECISIONS) & ~_uses_float32_units(work, hardware)
     may_run_in_fp32 &= ~work.convolution
-    if hardware.generation in EARLY_MATRIX_UNITS:
-        may_run_in_fp32 &= work.row_alignment < ALIGNED
     if hardware.multiprocessors and may_run_in_fp32.any():
         in_fp32 = replace(work, precision=np.where(may_run_in_fp32, FP32, work.precision))
         arithmetic_us = np.minimum(arithmetic_us, _arithmetic_us(in_fp32, hardware, constants))
@@ -288,7 +286,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     splits = np.where(is_single, np.where(in_float32, SPLITS[-1], MATRIX_UNIT_SPLITS), 1)
     splits = np.where(work.convolution[owner], CONVOLUTION_SPLITS[-1], splits)
     tile_rows = np.full(len(owner), float(constants.tile_rows))
-    tile_rows = np.where(is_single & on_early_matrix_units, EARLY_MATRIX_TILE_ROWS, tile_rows)
+    tile_rows = np.where(~work.convolution[owner] & on_early_matrix_units, EARLY_MATRIX_TILE_ROWS, tile_rows)
     narrows = is_single & in_float32 & (not is_recent)
     tile_rows = np.where(narrows, _narrow_side(work.products.rows, constants.tile_rows), tile_rows)
     tile_columns = np.where(narrows, _narrow_side(work.products.columns, constants.tile_columns), tile_columns)
