@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from studies.paper_b import TABLE_3, TABLE_4
+from studies.baechi_tables import TABLE_3, TABLE_4
 from studies.runs import outcomes, paper_cluster, ratio_table, step_table, stored
 
 

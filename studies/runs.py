@@ -14,7 +14,7 @@ from baechi_lab.passes import optimize
 from baechi_lab.passes.optimize import PASSES
 from baechi_lab.placers import place
 from baechi_lab.simulator import simulate
-from studies.paper_b import PLACERS
+from studies.baechi_tables import PLACERS
 
 if TYPE_CHECKING:
     import pandas
@@ -108,7 +108,7 @@ def step_table(outcomes_by_model: dict[str, dict[str, Outcome]], paper: dict[str
     rows: dict[tuple[str, str], list[str]] = {}
     for model, by_placer in outcomes_by_model.items():
         rows[model, "simulated here"] = [_seconds(by_placer[p].step_s) for p in PLACERS]
-        rows[model, "paper B, measured"] = [_seconds(value) for value in paper[model]]
+        rows[model, "the paper, measured"] = [_seconds(value) for value in paper[model]]
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(PLACERS)).set_index(
         pd.MultiIndex.from_tuples(rows, names=["model", "seconds per step"])
     )
@@ -124,7 +124,7 @@ def ratio_table(
     for model, by_placer in outcomes_by_model.items():
         ours = {p: by_placer[p].step_s for p in PLACERS}
         theirs = dict(zip(PLACERS, paper[model], strict=True))
-        for who, times in (("simulated here", ours), ("paper B, measured", theirs)):
+        for who, times in (("simulated here", ours), ("the paper, measured", theirs)):
             rows[model, who] = [_percent(times[p], times[base]) for p in PLACERS]
     index = pd.MultiIndex.from_tuples(rows, names=["model", f"against {base}"])
     return pd.DataFrame(list(rows.values()), index=index, columns=list(PLACERS))

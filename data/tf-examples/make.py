@@ -1,6 +1,6 @@
-"""Build the three networks of paper C's Table 1 anew and store their graphs: `python data/tf-examples/make.py`.
+"""Build the three networks of Table 1 in Mayer et al. (2017) anew and store their graphs: `python data/tf-examples/make.py`.
 
-Paper C took them from the TensorFlow examples of 2017. Here the same networks are written again from their description:
+The authors took them from the TensorFlow examples of 2017. Here the same networks are written again from their description:
 a two-layer convolutional network on 28 x 28 images, an LSTM that reads an image row by row (28 steps), and an LSTM over
 sequences of up to 20 numbers of which each has a length of its own. Every node of the TensorFlow graph is an op, every
 data or control input an edge, every `_class` attribute a colocation group. Only the structure is kept: the experiment

@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _budget(options: argparse.Namespace) -> str:
     each = f"{options.groupings} updates" if options.groupings else f"{options.seconds:g} s of training"
-    return f"{each} per learned placement on a machine shared with other work; H: up to 3 h"
+    return f"{each} per learned placement on a machine shared with other work; the paper: up to 3 h"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def labels(graph: bl.OpGraph) -> list[int]:
     return Fusion().apply(graph).group_of.tolist()
 
 
-def test_paper_b_benefit_of_fusion():
+def test_benefit_of_fusion_as_published():
     """Section 3.3, figure 6: 7 time units before fusion, 3 after.
 
     Grad and Step both feed UpdateStep; Step and UpdateStep are colocated; every op takes 1, Grad -> UpdateStep 5.
@@ -46,7 +46,7 @@ def test_paper_b_benefit_of_fusion():
     assert bl.simulate(fused, cluster, placement).makespan_us == 3
 
 
-def test_paper_b_figure_4_no_cycle():
+def test_no_cycle_as_in_figure_4():
     """Fusing both pairs of the working example would close a cycle: the rule merges one of them only.
 
     Groups {Weight, ApplyGrad} and {Step, UpdateStep}; Weight -> Grad -> ApplyGrad -> UpdateStep, Weight -> ApplyGrad,

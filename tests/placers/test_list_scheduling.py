@@ -190,7 +190,7 @@ def test_memory_exactly_full(placer):
         bl.place(g, cluster(1, memory=3 + 4 + 10 - 1), placer)
 
 
-def test_fusion_example_of_paper_b():
+def test_fusion_example_of_baechi():
     # section 3.3: unit ops, Grad -> UpdateStep costs 5, Step and UpdateStep share a device: 1 + 5 + 1 before, 3 after
     g = bl.OpGraph.from_edges(
         [1, 1, 1],

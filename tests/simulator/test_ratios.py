@@ -13,7 +13,7 @@ def cluster(devices=2, latency=2.0, comm="parallel", memory=10**9):
     return bl.Cluster.uniform(devices, memory_bytes=memory, link=bl.Link(latency, 0.0), comm=comm)
 
 
-def test_ratios_are_those_of_paper_b():
+def test_ratios_are_those_of_baechi():
     graph = bl.OpGraph.from_edges([4, 8], [(0, 1, 1)], persistent_bytes=[99, 100])
     proven = bl.ratios(graph, cluster(4, memory=100))
     beta = (2 + 2 * 0.5) / (2 + 0.5)

@@ -62,7 +62,7 @@ def test_growth_stores_a_row_per_case(tmp_path):
     assert [(row["ops"], row["devices"]) for row in rows] == [(1000, devices) for devices in growth.DEVICES]
 
 
-def test_paper_c_draws_costs_and_clusters_as_it_says():
+def test_the_critical_path_study_draws_costs_and_clusters_as_the_paper_says():
     """Section 5.1: durations and sizes from 1 to 100, speeds from 10 to 100, 50 devices."""
     network = bl.generators.random_dag(30, seed=1)
     graph, cluster = critical_path.draw(network, seed=0)

@@ -5,7 +5,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph.generators import chain
-from studies import paper_b, search_quality
+from studies import baechi_tables, search_quality
 from studies.runs import outcome, outcomes, paper_cluster, ratio_table, step_table, stored
 from studies.sensitivity import perturbed
 
@@ -18,10 +18,10 @@ def test_lack_of_memory_is_an_outcome():
     assert outcome(graph, paper_cluster(1 << 20), "single").step_s == pytest.approx(6e-6)
 
 
-def test_tables_of_paper_b_by_hand():
+def test_published_tables_by_hand():
     graph = chain(2, duration_us=1e6)
     outcome_table = {"x": outcomes(graph, paper_cluster(), ["single"])}
-    outcome_table["x"] |= dict.fromkeys(paper_b.PLACERS, outcome_table["x"]["single"])
+    outcome_table["x"] |= dict.fromkeys(baechi_tables.PLACERS, outcome_table["x"]["single"])
     published = {"x": (4.0, None, 6.0, 3.0, 4.0)}
     assert step_table(outcome_table, published).iloc[0].tolist() == ["2.000"] * 5
     assert step_table(outcome_table, published).iloc[1].tolist() == [
