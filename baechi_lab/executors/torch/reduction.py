@@ -226,11 +226,9 @@ class _Counter:
             except _FAILURES:
                 self.dry, self.shapes = None, []
         try:
-            # tensors that depend on parameters need gradients
+            is_data = lambda t: not t.requires_grad  # noqa: E731 - tensors that depend on parameters need gradients
             with _autocast_switches(self._note_autocast):
-                return divisors_of(self.model, self.layers, step.loss_of, args, kwargs, lambda t: not t.requires_grad)[
-                    0
-                ]
+                return divisors_of(self.model, self.layers, step.loss_of, args, kwargs, is_data)[0]
         except _FAILURES:
             return None
 
