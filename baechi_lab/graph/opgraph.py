@@ -285,19 +285,19 @@ class OpGraph(Picklable):
         >>> graph.difference_from(other.key)
         "its op 1 is 'b' instead of 'c'"
         """
-        other = _graph_of_key.get(key)
-        if other is None:
+        expected = _graph_of_key.get(key)
+        if expected is None:
             return ""
-        for op, (name, other_name) in enumerate(zip(self.names, other.names, strict=False)):
-            if name != other_name:
-                return f"its op {op} is {name!r} instead of {other_name!r}"
-        (offsets, producers), (other_offsets, other_producers) = self.predecessors, other.predecessors
-        for op, name in enumerate(self.names[: other.n]):
+        for op, (name, expected_name) in enumerate(zip(self.names, expected.names, strict=False)):
+            if name != expected_name:
+                return f"its op {op} is {name!r} instead of {expected_name!r}"
+        (offsets, producers), (expected_offsets, expected_producers) = self.predecessors, expected.predecessors
+        for op, name in enumerate(self.names[: expected.n]):
             inputs = producers[offsets[op] : offsets[op + 1]]
-            other_inputs = other_producers[other_offsets[op] : other_offsets[op + 1]]
-            if not np.array_equal(inputs, other_inputs):
+            expected_inputs = expected_producers[expected_offsets[op] : expected_offsets[op + 1]]
+            if not np.array_equal(inputs, expected_inputs):
                 return f"its op {name!r} reads other ops"
-        return f"its tensors differ: {self.tensor_count} instead of {other.tensor_count}"
+        return f"its tensors differ: {self.tensor_count} instead of {expected.tensor_count}"
 
     @cached_property
     def content_key(self) -> str:

@@ -12,7 +12,7 @@ tf = pytest.importorskip("tensorflow")
 
 ROWS, COLUMNS = 64, 32
 VALUES = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
-ALL = ROWS * COLUMNS
+ENTRIES = ROWS * COLUMNS
 
 
 def bytes_of_outputs(function):
@@ -27,7 +27,7 @@ def bytes_of_outputs(function):
     return sizes, [str(w.message) for w in caught if w.category is GuessedCosts]
 
 
-def where(x):
+def selected_entries(x):
     return tf.reduce_sum(tf.tanh(tf.gather_nd(x, tf.where(x > 0.5))))
 
 
@@ -38,7 +38,10 @@ def boxes(x):
 @pytest.mark.parametrize(
     ("function", "largest"),
     [
-        (where, {"Where": [ALL * 2 * 8], "GatherNd": [ALL * 4], "Tanh": [ALL * 4]}),  # two int64 indices per entry
+        (
+            selected_entries,
+            {"Where": [ENTRIES * 2 * 8], "GatherNd": [ENTRIES * 4], "Tanh": [ENTRIES * 4]},
+        ),  # two int64 indices per entry
         (boxes, {"NonMaxSuppressionV3": [ROWS * 4], "Tanh": [ROWS * COLUMNS * 4]}),
     ],
 )
@@ -65,11 +68,11 @@ def test_a_selection_of_a_selection_has_a_bound():
 def test_parts_count_as_1_where_they_are_joined_to_a_known_size():
     """Each of two parts has at most all rows; both together have as many, and not twice as many."""
 
-    def parts(x):
+    def joined_partitions(x):
         first, second = tf.dynamic_partition(x, tf.cast(x[:, 0] > 0, tf.int32), 2)
         return tf.reduce_sum(tf.concat([first, second], 0) * x)
 
-    sizes, messages = bytes_of_outputs(parts)
+    sizes, messages = bytes_of_outputs(joined_partitions)
     assert sizes["DynamicPartition"] == [COLUMNS * 4] * 2
     assert len(messages) == 1 and "depend on data as 1, in the outputs of" in messages[0]
 

@@ -97,30 +97,30 @@ def _product(first: int) -> Rule:
     """Returns the rule of a product of the two arguments from position `first`."""
 
     def rule(args: Args, out: object) -> int:
-        left, right = args[first : first + 2]
-        copied_bytes = [(t, _operand_bytes(t)) for t in (left, right) if t.dim() > 1]
-        if len(copied_bytes) == 2 and (block_bytes := _block_bytes(left, right)):
+        operands = args[first : first + 2]
+        copied_bytes = [(t, _operand_bytes(t)) for t in operands if t.dim() > 1]
+        if len(copied_bytes) == 2 and (block_bytes := _block_bytes(*operands)):
             return block_bytes + sum(t.nbytes for t, size in copied_bytes if size)  # a batch is copied as a whole
         return sum(size for _, size in copied_bytes)
 
     return rule
 
 
-def _block_bytes(left: torch.Tensor, right: torch.Tensor) -> int:
+def _block_bytes(matrix: torch.Tensor, factor: torch.Tensor) -> int:
     """Returns the bytes of blocks of matrices in bfloat16, which oneDNN multiplies: operands in its order, sums in float32.
 
-    They are at most these: a left matrix that lies in order by columns may have smaller blocks.
+    They are at most these: a first matrix that lies in order by columns may have smaller blocks.
 
     >>> _block_bytes(torch.ones(32, 64).bfloat16(), torch.ones(64, 64).bfloat16())    # 1024 + 2 * 64 * 64 + 4 * 32 * 64
     17408
     """
-    rows, columns = left.shape[-2], right.shape[-1]
-    if left.dtype is not torch.bfloat16 or left.numel() * columns <= _LEAST_BLOCKED:
+    rows, columns = matrix.shape[-2], factor.shape[-1]
+    if matrix.dtype is not torch.bfloat16 or matrix.numel() * columns <= _LEAST_BLOCKED:
         return 0
-    depth = min(-(-left.shape[-1] // 32) * 32, 1024)
+    depth = min(-(-matrix.shape[-1] // 32) * 32, 1024)
     block_rows, block_columns = min(rows, 256), min(columns, 64)
-    left_bytes = 2 * block_rows * (depth + 32) + 128 if left.stride(-2) == 1 < left.stride(-1) else 0
-    return 1024 + left_bytes + 2 * depth * 64 + 4 * block_rows * block_columns
+    matrix_bytes = 2 * block_rows * (depth + 32) + 128 if matrix.stride(-2) == 1 < matrix.stride(-1) else 0
+    return 1024 + matrix_bytes + 2 * depth * 64 + 4 * block_rows * block_columns
 
 
 def _median(args: Args, out: object) -> int:

@@ -38,12 +38,11 @@ def scope_paths(graph: OpGraph) -> tuple[Path, ...]:
     (('net',), ('net',), ('∇', 'net'), ('∇', 'net'))
     """
     mark = separator(graph.names)
-    behind_slashes = zip(
-        graph.names, graph.forward_of.tolist(), strict=True
-    )  # updates, but not a call's own backward op
-    modules = {name.partition("/")[0] for name, twin in behind_slashes if "/" in name and twin < 0 and mark == "."}
+    named_ops = list(zip(graph.names, graph.forward_of.tolist(), strict=True))
+    # An update is named after its module; so is the backward op of a call, which has a forward op.
+    modules = {name.partition("/")[0] for name, twin in named_ops if "/" in name and twin < 0 and mark == "."}
     paths: list[Path] = []
-    for name, twin in zip(graph.names, graph.forward_of.tolist(), strict=True):
+    for name, twin in named_ops:
         components = tuple(parts_of(name, mark))
         scopes = components if name in modules else components[:-1]
         backward = components[0] in TAPES or twin >= 0
