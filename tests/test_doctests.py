@@ -6,9 +6,13 @@ import ast
 import doctest
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import re
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -36,13 +40,26 @@ def _needs_torch(name: str) -> bool:
     return any(package == "torch" or package.startswith("torch_") for package in name.split("."))
 
 
+def examples_of(module: ModuleType) -> Iterator[doctest.DocTest]:
+    """Yields the docstrings of a module as tests, with those of cached properties, which the finder passes over."""
+    yield from doctest.DocTestFinder().find(module)
+    for cls in vars(module).values():
+        if inspect.isclass(cls) and cls.__module__ == module.__name__:
+            for name, member in vars(cls).items():
+                if isinstance(member, cached_property) and member.__doc__:
+                    place = f"{module.__name__}.{cls.__name__}.{name}"
+                    yield doctest.DocTestParser().get_doctest(
+                        member.__doc__, dict(vars(module)), place, module.__file__, 0
+                    )
+
+
 @pytest.mark.parametrize("name", module_names())
 def test_examples_of_a_module_print_what_they_say(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # an example that writes a file writes it there
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     module = importlib.import_module(name)
     has_examples = ">>> " in Path(str(module.__file__)).read_text(encoding="utf-8")  # looking for them takes longer
-    for test in doctest.DocTestFinder().find(module) if has_examples else ():
+    for test in examples_of(module) if has_examples else ():
         if test.examples:  # the runner asks for the time of every source that was read before each docstring
             runner.run(test)
     failed, tried = runner.summarize(verbose=False)

@@ -211,7 +211,7 @@ class OpGraph(Picklable):
     def device_unit(self) -> NDArray[np.int64]:
         """int64[n]: ops with the same number must share a device: the op's colocation group, else a number of its own.
 
-        >>> OpGraph.from_edges([1, 1, 1], colocation=[0, -1, 0]).device_unit.tolist()
+        >>> OpGraph.from_edges([1, 1, 1], colocation=[0, -1, 0], colocation_names=["w"]).device_unit.tolist()
         [0, 2, 0]
         """
         own_number = len(self.colocation_names) + np.arange(self.n)
