@@ -1,6 +1,6 @@
 """Scratch memory of PyTorch's operators on a CPU: copies in order, counts, buffers of kernels. One thread is assumed.
 
-Measured with PyTorch 2.13 by the events of its allocator. Convolutions are in `operator_counter`, recurrent layers in
+Measured with PyTorch 2.13 by the events of its allocator. Convolutions are in `convolution_scratch`, recurrent layers in
 `recurrent`, decompositions of matrices in `lapack_scratch`.
 """
 

@@ -48,6 +48,15 @@ def transposed(samples, inputs, outputs, kernel, **options):
     return functional.conv_transpose2d(trained(samples, inputs, 8, 8), weight, **options)
 
 
+def convolution(sizes, weight, dtype=torch.float32, order=torch.contiguous_format, **options):
+    x = trained(*sizes).to(dtype, memory_format=order)
+    return functional.conv2d(x, trained(*weight).to(dtype), **options)
+
+
+def transposed_bfloat16(sizes, weight, **options):
+    return functional.conv_transpose2d(trained(*sizes).bfloat16(), trained(*weight).bfloat16(), **options)
+
+
 CASES = {
     "svdvals": lambda: linalg.svdvals(trained(70, 60)),
     "eigvalsh": lambda: linalg.eigvalsh(symmetric(40)),
@@ -109,6 +118,26 @@ CASES = {
     "one small transposed": lambda: transposed(1, 16, 12, kernel=2, stride=2),
     "five channels of a transposed": lambda: transposed(2, 16, 5, kernel=2, stride=2),
     "wide margins of a transposed": lambda: transposed(2, 32, 2, kernel=8, stride=2, padding=3),
+    "strided": lambda: convolution((4, 16, 32, 32), (32, 16, 3, 3), stride=2, padding=1),
+    "strided, few channels": lambda: convolution((4, 8, 16, 16), (8, 8, 3, 3), stride=2, padding=1),
+    "strided patches": lambda: convolution((8, 64, 16, 16), (64, 64, 4, 4), stride=4),
+    "strided windows of one": lambda: convolution((2, 64, 14, 14), (128, 64, 1, 1), stride=2),
+    "groups of a transposed": lambda: functional.conv_transpose2d(
+        trained(2, 64, 16, 16), trained(64, 32, 5, 5), groups=2, padding=2
+    ),
+    "bfloat16": lambda: convolution((2, 16, 16, 16), (16, 16, 3, 3), torch.bfloat16, padding=1),
+    "bfloat16, channels last": lambda: convolution(
+        (2, 16, 16, 16), (32, 16, 3, 3), torch.bfloat16, torch.channels_last, padding=1
+    ),
+    "bfloat16, few channels": lambda: convolution((2, 3, 16, 16), (16, 3, 3, 3), torch.bfloat16, padding=1),
+    "bfloat16, strided": lambda: convolution((2, 64, 14, 14), (128, 64, 3, 3), torch.bfloat16, stride=2, padding=1),
+    "bfloat16, windows of one": lambda: convolution((2, 64, 7, 7), (32, 64, 1, 1), torch.bfloat16),
+    "bfloat16, groups": lambda: convolution((2, 64, 16, 16), (64, 32, 5, 5), torch.bfloat16, padding=2, groups=2),
+    "bfloat16, transposed": lambda: transposed_bfloat16((2, 32, 16, 16), (32, 16, 4, 4), stride=2, padding=1),
+    "bfloat16, transposed to few channels": lambda: transposed_bfloat16(
+        (2, 16, 16, 16), (16, 3, 4, 4), stride=2, padding=1
+    ),
+    "bfloat16, transposed windows of one": lambda: transposed_bfloat16((2, 32, 16, 16), (32, 64, 1, 1)),
     "product in bfloat16": lambda: trained(32, 64).bfloat16() @ trained(64, 48).bfloat16(),
     "products in bfloat16": lambda: trained(3, 16, 40).bfloat16() @ trained(3, 40, 24).bfloat16(),
     "compared types": lambda: trained(40, 30) * (torch.ones(40, 30) > torch.ones(40, 1, dtype=torch.double)),

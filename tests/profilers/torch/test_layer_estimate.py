@@ -15,8 +15,8 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CostError, InvalidInput, UnknownNameError  # noqa: E402
 from baechi_lab.graph.hardware import HARDWARE, by_kind  # noqa: E402
 from baechi_lab.profilers.kernel_model import estimated_us, kernel_us  # noqa: E402
+from baechi_lab.profilers.torch.convolution_scratch import copied_bytes_on_cpu  # noqa: E402
 from baechi_lab.profilers.torch.layer_estimate import OPTIMIZERS, estimate_layers  # noqa: E402
-from baechi_lab.profilers.torch.operator_counter import copied_bytes_on_cpu  # noqa: E402
 from baechi_lab.profilers.work import Kernel, work_of  # noqa: E402
 
 LAYERS, HIDDEN, HEADS, VOCABULARY, BATCH, LENGTH = 2, 64, 4, 500, 3, 32
