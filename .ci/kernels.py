@@ -8,10 +8,10 @@ import numpy as np
 import baechi_lab as bl
 from baechi_lab.graph.kernels import jit
 from baechi_lab.placers.evaluation.assignment import Limits, make_assignment
-from baechi_lab.placers.evaluation.batch import Batch
 from baechi_lab.placers.evaluation.evaluate import evaluate, evaluate_after
 from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.work import make_work
+from baechi_lab.placers.planner.reward import Batch
 from baechi_lab.simulator.bounds.merge import forced_merges
 
 

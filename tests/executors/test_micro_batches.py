@@ -11,8 +11,8 @@ import baechi_lab as bl
 from baechi_lab.executors.inputs import split_batch
 from baechi_lab.executors.tensorflow.gradient_sums import rows_tensors
 from baechi_lab.executors.tensorflow.pipelined_step import pipelined_step
-from baechi_lab.executors.tensorflow.schedule_order import control_dependencies
 from baechi_lab.executors.tensorflow.session import parse_graph
+from baechi_lab.executors.tensorflow.unrolled_step import control_dependencies
 from baechi_lab.passes.roles import FORWARD, roles
 from baechi_lab.profilers.programs.estimation import GuessedCosts
 from baechi_lab.simulator.pipelined_graph import make_pipelined_graph

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.fidelity.core import Core
-from baechi_lab.fidelity.executor import PIECES, RECEIVE_MODES, SHARES, execution_of, random_start_order
+from baechi_lab.fidelity.executor import PIECES, RECEIVE_MODES, SHARES, Core, execution_of, random_start_order
 from baechi_lab.fidelity.message_costs import with_messages
 
 

@@ -6,7 +6,7 @@ from fewer import fast
 from random_cases import random_cluster, random_graph
 
 from baechi_lab import Cluster, Device, Link, OpGraph, Placement
-from baechi_lab.placers.evaluation.batch import Batch
+from baechi_lab.placers.planner.reward import Batch
 from baechi_lab.placers.problem import groups_of
 from baechi_lab.simulator import makespan_and_peak
 

@@ -12,7 +12,6 @@ from baechi_lab.passes import contraction
 from baechi_lab.placers.evaluation.anneal import NO_STEPS, anneal
 from baechi_lab.placers.evaluation.assignment import Assignment, Limits, make_assignment
 from baechi_lab.placers.evaluation.cost import make_objective
-from baechi_lab.placers.evaluation.edges import mark_needed_edges
 from baechi_lab.placers.evaluation.evaluate import evaluate
 from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.moves import make_state, make_units
@@ -20,7 +19,13 @@ from baechi_lab.placers.evaluation.work import make_work
 from baechi_lab.placers.search import reduced
 from baechi_lab.placers.search.instance import Instance
 from baechi_lab.placers.search.parameters import SEARCH
-from baechi_lab.placers.search.reduced import Subproblem, locations, merged_model, without_implied_edges
+from baechi_lab.placers.search.reduced import (
+    Subproblem,
+    locations,
+    mark_needed_edges,
+    merged_model,
+    without_implied_edges,
+)
 from baechi_lab.placers.search.runs import with_runs
 
 

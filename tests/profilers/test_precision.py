@@ -12,7 +12,7 @@ from baechi_lab.profilers.precision import NAMES, Precision, profile_mode
 from baechi_lab.profilers.work import Kernel
 
 torch = pytest.importorskip("torch")
-from baechi_lab.profilers.torch.configured_dtype import ConfiguredDtype  # noqa: E402
+from baechi_lab.profilers.torch.profile import ConfiguredDtype  # noqa: E402
 
 ROWS, WIDTH = 128, 256
 

@@ -12,9 +12,8 @@ from baechi_lab.graph import generators
 from baechi_lab.graph.kernels import compiling
 from baechi_lab.simulator.bounds import merge
 from baechi_lab.simulator.bounds.bounds import paid_bounds
-from baechi_lab.simulator.bounds.merge import forced_merges
+from baechi_lab.simulator.bounds.merge import forced_merges, propagate
 from baechi_lab.simulator.bounds.problem import merge_problem
-from baechi_lab.simulator.bounds.propagate import propagate
 from baechi_lab.simulator.bounds.sweep import no_deductions
 
 COMMS = ("parallel", "sequential", "duplex")

@@ -11,7 +11,7 @@ best fast rules, each under first in first out and under priorities by upward ra
    cycle begins by taking over better segments of other placements (`search.combine`).
    Units also follow the layers of the graph: ops that share a weight move as one (`search.structure`).
    Under priorities, ops of a unit that run one after the other are simulated as one (`search.runs`), without the edges
-   that others imply (`evaluation.edges`).
+   that others imply (`search.reduced`).
    Budgets of about half a minute or more are two to five such searches, and rounds from the best (`search.multistart`).
 4. Large graphs: most of the time is spent on a contracted graph (`search.contract`), whose simulations are several times
    faster and nearly as exact; its result is projected onto the ops and joins the starts.

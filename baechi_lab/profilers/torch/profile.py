@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 
 from torch import nn
@@ -11,15 +12,40 @@ from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.hardware import HardwareChoice, by_kind
 from ...graph.layout import Layout
+from ...internal_warnings import outer_stacklevel
 from ...torch_steps.step import TorchStep, check_optimizer_states
 from ...torch_steps.tracing import check_model
 from ..precision import Precision
-from .configured_dtype import warn_about_configured_dtype
+from .fake_tensors import DTYPES, named_dtype
 from .layer_estimate import EstimateOptions, estimate_layers, optimizer_of
 from .layer_estimate import optimizer_states as state_count
 from .layers import profile_layers
 from .operators import profile_operators
 from .quantization import quantization_facts
+
+
+class ConfiguredDtype(UserWarning):
+    """The weights of a model have another type than its configuration; the message names both."""
+
+
+def warn_about_configured_dtype(model: nn.Module) -> None:
+    """Warns if no parameter has the `dtype` of the model's configuration, as after `LlamaForCausalLM(config)`.
+
+    Warns:
+        ConfiguredDtype: the estimate is for the type of the weights.
+    """
+    configured_name = str(getattr(getattr(model, "config", None), "dtype", None)).removeprefix("torch.")
+    stored_dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    if configured_name not in DTYPES or not stored_dtypes or named_dtype(configured_name) in stored_dtypes:
+        return
+    weights = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored_dtypes))
+    warnings.warn(
+        f"the weights of {type(model).__name__} are {weights}, and its configuration says {configured_name}; they are estimated "
+        "as they are: build the model by bl.torch.hugging_face, or give precision=",
+        ConfiguredDtype,
+        stacklevel=outer_stacklevel(),
+    )
+
 
 GRANULARITIES = ("layer", "operator")
 
