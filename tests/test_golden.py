@@ -53,8 +53,8 @@ def fusing(on_ops):
     """The placement of the groups, on the groups or on the ops that they hold."""
     coarse = bl.optimize(FUSING, passes=("fusion",))
     cluster = bl.Cluster.uniform(2, memory_bytes=100, link=bl.Link(0.0, 1.0), comm="sequential")
-    made_for = {"graph_key": coarse.key, "group_of": coarse.group_of, "source_key": coarse.source_key}
-    return FUSING if on_ops else coarse, cluster, bl.Placement(device=[0, 1, 1], **made_for), None
+    keys_of_groups = {"graph_key": coarse.key, "group_of": coarse.group_of, "source_key": coarse.source_key}
+    return FUSING if on_ops else coarse, cluster, bl.Placement(device=[0, 1, 1], **keys_of_groups), None
 
 
 CASES = {

@@ -9,7 +9,7 @@ from baechi_lab.graph import generators
 from baechi_lab.simulator.bounds import energy as bounds_energy
 from baechi_lab.simulator.bounds import probe as bounds_probe
 from baechi_lab.simulator.bounds.bounds import paid_bounds, raise_heads_and_tails
-from baechi_lab.simulator.bounds.energy import energy_heads, window
+from baechi_lab.simulator.bounds.energy import energy_heads, window_bound
 from baechi_lab.simulator.bounds.probe import probe_heads
 from baechi_lab.simulator.bounds.problem import merge_problem
 from baechi_lab.simulator.bounds.sweep import paid_heads
@@ -55,7 +55,7 @@ def test_window_takes_the_best_head_and_tail():
     # Three ops of 6 between a head of 2 and a tail of 4 on two devices: 2 + 9 + 4; a long op alone gives less.
     graph = OpGraph.from_edges([6, 6, 6, 10])
     problem = merge_problem(graph, Cluster.uniform(2), reach=False)
-    assert window(problem, np.array([2.0, 2, 2, 0]), np.array([4.0, 4, 4, 0])) == 15
+    assert window_bound(problem, np.array([2.0, 2, 2, 0]), np.array([4.0, 4, 4, 0])) == 15
 
 
 def test_first_ops_of_different_devices_are_of_different_groups():
@@ -86,11 +86,11 @@ def test_compiled_and_readable_kernels_agree(seed, monkeypatch):
     for interpreted in (False, True):
         if interpreted:
             monkeypatch.setattr(bounds_probe, "probe", readable(bounds_probe.probe))
-            for name in ("heaviest", "share"):
+            for name in ("heaviest", "raise_heads"):
                 monkeypatch.setattr(bounds_energy, name, readable(getattr(bounds_energy, name)))
         head, tail = paid_heads(problem)
         probe_heads(problem, head, tail, zone=12)
         energy_heads(problem, head, tail)
-        answers.append((head, tail, window(problem, head, tail)))
+        answers.append((head, tail, window_bound(problem, head, tail)))
     for compiled, plain in zip(*answers, strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=1e-12)

@@ -130,9 +130,9 @@ class Trainer:
         tensors = {name: tf.constant(value) for name, value in self.weights.items()}
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(tensors)
-            group, log_group, spread = self.sample_groups(tensors, rng)
+            group, log_group, grouper_entropy = self.sample_groups(tensors, rng)
             group_device, log_probability, entropy = (
-                (group, None, spread) if self.simple else self.sample_devices(tensors, rng, group)
+                (group, None, grouper_entropy) if self.simple else self.sample_devices(tensors, rng, group)
             )
             # int32[m, k, n]: each op on its group's device, or where that is not allowed on its fastest allowed one.
             units = self.units
@@ -150,7 +150,7 @@ class Trainer:
                 loss -= tf.reduce_mean(log_probability * tf.constant(placement, tf.float32))
             if bonus:  # of all choices of a device, as their log probabilities are added up, too
                 loss -= bonus * (self.units.total if self.simple else self.groups) * entropy
-        draw = Draw(device, group, seconds, float(entropy), float(spread))
+        draw = Draw(device, group, seconds, float(entropy), float(grouper_entropy))
         if not bonus and not np.any(placement) and not np.any(grouping):
             return None, draw
         gradients = tape.gradient(loss, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
@@ -197,9 +197,8 @@ class Trainer:
         p = self.params
         valid = np.isfinite(seconds)
         reward = np.where(valid, -np.sqrt(np.where(valid, seconds, 0.0)), p.invalid_reward)
-        counts = valid | (
-            self.updates < p.noise_updates
-        )  # Mirhoseini et al. 2018, section 3: only valid placements later on
+        # Mirhoseini et al. 2018, section 3: after the first updates only valid placements count.
+        counts = valid | (self.updates < p.noise_updates)
         self.history.reward.append(float(reward.mean()))
         if not counts.any():
             return np.zeros(len(reward)), np.zeros_like(reward)

@@ -23,7 +23,7 @@ from ...graph.kernels.csr import Floats, grouped_sum
 from ...graph.kernels.jit import HAS_NUMBA
 from ..paths import computing_us, heads_and_tails
 from .assignment import assignment
-from .energy import energy_heads, window
+from .energy import energy_heads, window_bound
 from .merge import forced_merges
 from .pipeline import period_bounds, step_bounds
 from .probe import probe_heads
@@ -240,7 +240,7 @@ def raise_heads_and_tails(problem: MergeProblem, zones: Sequence[int], seconds: 
     probed_path_us = float((head + x.p + tail).max())
     energy_heads(x, head, tail, began + seconds)
     last = float(staggered_work_us(x, x.unit, head, tail))
-    energy = max(float((head + x.p + tail).max()), window(x, head, tail), last)
+    energy = max(float((head + x.p + tail).max()), window_bound(x, head, tail), last)
     return RaisedTimes(head, tail, {"probed-path": probed_path_us, "energy": energy})
 
 

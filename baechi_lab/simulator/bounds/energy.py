@@ -7,7 +7,7 @@ and tau(u, v) >= b all run between a and start(v) - b, on at most D devices, so
 
 for every a and b. Going through the ops in topological order with the raised heads makes this see points where the graph
 is narrow: what comes after one starts at least when everything before it has been shared out fairly. Tails are heads of the
-reversed graph. The same over all ops with head(u) >= a and tail(u) >= b bounds the makespan (`window`). Sums of
+reversed graph. The same over all ops with head(u) >= a and tail(u) >= b bounds the makespan (`window_bound`). Sums of
 durations on the fastest device are used, which no D devices exceed in less time.
 
 a and b are tried on a grid of `GRID` by `GRID` cells; the ops of a cell and of all after it are summed up, and their
@@ -31,7 +31,7 @@ CHUNK = 256
 
 
 def energy_heads(problem: MergeProblem, head: Floats, tail: Floats, until: float = np.inf) -> None:
-    """Raise valid heads and tails float64[n] in place, until the time `until` (`working_seconds`) at most.
+    """Raises valid heads and tails float64[n] in place, until the time `until` (`working_seconds`) at most.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> from baechi_lab.simulator.bounds.problem import merge_problem
@@ -42,26 +42,22 @@ def energy_heads(problem: MergeProblem, head: Floats, tail: Floats, until: float
     8.0
     """
     half = 0.5 * (working_seconds() + until)
-    _raise_all(problem, head, half)
-    _raise_all(problem.reversed(), tail, until)
+    for one_way, raised, end in ((problem, head, half), (problem.reversed(), tail, until)):
+        position = inverse(one_way.order)
+        for first in range(0, len(one_way.order), CHUNK):
+            if working_seconds() > end:
+                break
+            raise_heads(first, min(first + CHUNK, len(one_way.order)), one_way, position, raised)
 
 
-def _raise_all(x: MergeProblem, head: Floats, until: float) -> None:
-    position = inverse(x.order)
-    for first in range(0, len(x.order), CHUNK):
-        if working_seconds() > until:
-            return
-        share(first, min(first + CHUNK, len(x.order)), x, position, head)
-
-
-def window(problem: MergeProblem, head: Floats, tail: Floats) -> float:
-    """Lower bound on the makespan in microseconds from the work between heads and tails."""
+def window_bound(problem: MergeProblem, head: Floats, tail: Floats) -> float:
+    """Returns a lower bound on the makespan in microseconds from the work between heads and tails."""
     return float(heaviest(head, problem.p, tail, len(problem.p), problem.devices, 8 * GRID))
 
 
 @njit(cache=True)
-def share(first: int, last: int, x: MergeProblem, position: Ints, head: Floats) -> None:
-    """Raise the heads of the ops at the positions `first` to `last` - 1 of the order."""
+def raise_heads(first: int, last: int, x: MergeProblem, position: Ints, head: Floats) -> None:
+    """Raises the heads of the ops at the positions `first` to `last` - 1 of the order."""
     order, p, devices, n = x.order, x.p, x.devices, len(x.p)
     in_ptr, in_near, _, _ = x.before
     out_ptr, out_near, _, _ = x.after
@@ -92,7 +88,7 @@ def share(first: int, last: int, x: MergeProblem, position: Ints, head: Floats) 
 
 @njit(cache=True)
 def heaviest(release: Floats, work: Floats, after: Floats, count: int, devices: int, grid: int) -> float:
-    """Largest a + b + (work with begin >= a and after >= b) / devices over the cells of a grid."""
+    """Returns the largest a + b + (work with begin >= a and after >= b) / devices over the cells of a grid."""
     if count == 0:
         return 0.0
     mass, row, column = np.zeros((grid, grid)), np.full(grid, np.inf), np.full(grid, np.inf)
