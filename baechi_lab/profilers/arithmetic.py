@@ -44,7 +44,15 @@ _DECOMPOSITIONS = frozenset(
     "linalgpinv linalghouseholderproduct matrixsquareroot matrixlogarithm".split()
 )
 """Decompositions of matrices and what is computed by them: sequences of hundreds of small kernels."""
-
+_SEQUENTIAL = frozenset({"ctcloss", "cudnnctcloss", "ctclossgrad", "ctclossv2"})
+"""Operators whose steps along a sequence wait for each other in one kernel."""
+_SORTS = frozenset({"sort", "mode", "unique", "unique2", "uniquev2", "uniquewithcounts", "uniquewithcountsv2"})
+_SELECTIONS = frozenset({"topk", "topkv2", "kthvalue", "median", "nanmedian"})
+"""Operators that find the largest or the middle numbers of a row without sorting it."""
+BLOCK_ROW = 4096
+"""Most numbers of a row that a block of threads sorts in its own memory in PyTorch: it reads and writes them once."""
+POSITION_BYTES = 8
+"""Of the position of a number before it was sorted."""
 
 _MICROSECONDS_AND_OPS = """
     2.4e-4 2.4e-4 maxpool2dwithindices maxpool softmax safesoftmax logsoftmax gelugrad
@@ -91,12 +99,14 @@ def per_element(op: str, otherwise: int = 1) -> int:
     >>> per_element("Log1p"), per_element("exp_"), per_element("_softmax"), per_element("TanhGrad"), per_element("Relu")
     (10, 10, 15, 3, 1)
 
-    Warns of decompositions, whose work is not counted (`UncountedWork`).
+    Warns of decompositions and of steps along a sequence, whose time is not counted (`UncountedWork`).
     """
-    if _plain(op) in _DECOMPOSITIONS:
+    is_sequential = _plain(op) in _SEQUENTIAL
+    if is_sequential or _plain(op) in _DECOMPOSITIONS:
+        reason = "takes steps that wait for each other" if is_sequential else "decomposes a matrix"
         warnings.warn(
-            f"{op} decomposes a matrix, and its work is not counted: an estimate has the time of its bytes, of which it may "
-            "take a thousand times as long; measure the step instead",
+            f"{op} {reason}, and its work is not counted: an estimate has the time of its bytes, of which it may "
+            f"take {'a hundred' if is_sequential else 'a thousand'} times as long; measure the step instead",
             UncountedWork,
             stacklevel=outer_stacklevel(),
         )
@@ -118,6 +128,32 @@ def multiprocessor_us(op: str, number_bytes: int, numbers: int, rows: int = 0) -
     is_half = number_bytes <= 2
     number_us, row_us = (table.get(_plain(op), (0.0, 0.0))[is_half] for table in (_NUMBER_US, _ROW_US))
     return max(number_us * numbers, SHORT_ROW_SHARE * number_us * numbers + row_us * rows)
+
+
+def sorting_bytes(op: str, numbers: int, row: int, number_bytes: int, selected: int = 0) -> int:
+    """Returns the bytes that sorting long rows, or selecting from them, moves; 0 for short rows and other operators.
+
+    Each pass looks at a digit of 8 bits (A. Adinets, D. Merrill, "Onesweep", 2022, arXiv:2206.01784). In a sort, it reads and
+    writes all numbers and their positions. In a selection, it reads all numbers; one more pass collects those that are selected.
+
+    Args:
+        op: its name in TensorFlow, ONNX or ATen.
+        numbers: how many numbers it reads.
+        row: numbers of a row.
+        number_bytes: bytes of a number.
+        selected: numbers that are selected from a row; to select all of them is to sort.
+
+    >>> sorting_bytes("sort", 10_000, 10_000, 4)    # 4 passes, in each of which 12 bytes per number are read and written
+    960000
+    >>> sorting_bytes("TopKV2", 10_000, 10_000, 4, selected=50), sorting_bytes("TopKV2", 10_000, 100, 4, selected=50)
+    (200000, 0)
+    """
+    plain = _plain(op)
+    if row <= BLOCK_ROW or plain not in _SORTS | _SELECTIONS:
+        return 0
+    if plain in _SORTS or selected == row:
+        return number_bytes * 2 * numbers * (number_bytes + POSITION_BYTES)
+    return (number_bytes + 1) * numbers * number_bytes
 
 
 def column_sum_us(rows: int, columns: int) -> float:

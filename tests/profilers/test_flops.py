@@ -159,3 +159,9 @@ def test_decompositions_are_not_counted_and_say_so(op):
     """An SVD of 256 x 256 numbers was estimated at 21 us, where a GPU needs tens of milliseconds."""
     with pytest.warns(UncountedWork, match=f"{op} decomposes a matrix"):
         per_element(op)
+
+
+def test_steps_along_a_sequence_are_not_counted_and_say_so():
+    """A loss of 1000 steps was estimated at 48 us, as long as its bytes take."""
+    with pytest.warns(UncountedWork, match="_ctc_loss takes steps that wait for each other"):
+        per_element("_ctc_loss")

@@ -98,6 +98,27 @@ def test_bug_arithmetic_on_shapes_counted_as_kernels():
     assert kernels == ["Tile", "Mul"] and {"StridedSlice", "AddV2", "Pack"} <= set(graph.op_types)
 
 
+def test_bug_arithmetic_on_integers_of_the_input_took_no_time():
+    """2**24 integers of 4 bytes are read and written: 2**27 bytes of 1555e9 per second."""
+    hardware = Hardware.named("a100-40gb").as_roofline()
+    graph = bl.profile(lambda x: x + 1, np.zeros(2**24, np.int32), mode="estimated", hardware=hardware)
+    assert graph.duration_us[graph.op_types.index("AddV2")] >= 2**27 / 1555e9 * 1e6
+    unique = bl.profile(lambda x: tf.unique(x)[0], np.zeros(8192, np.int32), mode="estimated", hardware=hardware)
+    sort_us = 4 * 2 * 8192 * (4 + 8) / 1555e9 * 1e6
+    assert unique.duration_us[unique.op_types.index("Unique")] == pytest.approx(hardware.launch_us + sort_us)
+
+
+def test_bug_a_product_of_bytes_ran_as_float32():
+    """2 * 2048**3 operations at the 624e12 per second of an A100 for integers of 8 bits, not at 19.5e12."""
+    hardware = Hardware.named("a100-40gb").as_roofline()
+    operands = [np.zeros((2048, 2048), np.int8)] * 2
+    graph = bl.profile(
+        lambda a, b: tf.matmul(a, b, output_type=tf.int32), *operands, mode="estimated", hardware=hardware
+    )
+    product_us = graph.duration_us[graph.op_types.index("BatchMatMulV3")]
+    assert product_us == pytest.approx(hardware.launch_us + 2 * 2048**3 / 624e12 * 1e6, rel=0.01)
+
+
 def test_a_compute_bound_product_lasts_its_flops():
     w = tf.Variable(np.zeros((2048, 2048), np.float32))
     graph = bl.profile(

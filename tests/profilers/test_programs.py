@@ -55,7 +55,12 @@ def two_layers(batch="batch") -> onnx.ModelProto:
 
 
 def kernel_of(
-    op: str, inputs: dict[str, tuple], output: tuple, weight: dict[str, tuple] | None = None, **attributes
+    op: str,
+    inputs: dict[str, tuple],
+    output: tuple,
+    weight: dict[str, tuple] | None = None,
+    kind: int = TensorProto.FLOAT,
+    **attributes,
 ) -> Kernel:
     from baechi_lab.profilers.programs.onnx_model import program_of
 
@@ -63,8 +68,8 @@ def kernel_of(
     domains = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
     program = model(
         [node],
-        [value(k, *s) for k, s in inputs.items()],
-        [value("y", *output)],
+        [helper.make_tensor_value_info(k, kind, list(s)) for k, s in inputs.items()],
+        [helper.make_tensor_value_info("y", kind, list(output))],
         [weights(k, *s) for k, s in (weight or {}).items()],
         opset_imports=domains,
     )
@@ -105,6 +110,40 @@ def test_quantized_and_deformable_convolutions_by_hand():
     assert flops_of("QGemm", product, (8, 5), domain="com.microsoft") == 2 * 8 * 5 * 16
     deformable = {"x": (1, 3, 8, 8), "w": (4, 3, 3, 3), "offset": (1, 18, 6, 6)}
     assert flops_of("DeformConv", deformable, (1, 4, 6, 6)) == 2 * (4 * 6 * 6) * 3 * 9
+
+
+def test_bug_quantized_products_had_no_tiles_and_a_bias_of_their_own():
+    """Zero points were taken for a bias, and scales for the second operand. A kernel for integers adds its bias."""
+    image, filters, zero = {"x": (1, 16, 8, 8)}, {"w": (4, 16, 3, 3)}, {"xz": (), "wz": ()}
+    quantized_inputs = {**image, "xs": (), "xz": (), **filters, "ws": (), "wz": (), "ys": (), "yz": (), "b": (4,)}
+    plain = kernel_of("Conv", image, (1, 4, 6, 6), filters)
+    in_integers = kernel_of("ConvInteger", {**image, **filters, **zero}, (1, 4, 6, 6), kind=TensorProto.UINT8)
+    quantized = kernel_of("QLinearConv", quantized_inputs, (1, 4, 6, 6), kind=TensorProto.UINT8)
+    assert quantized.products == in_integers.products == plain.products
+    assert quantized.convolution and quantized.precision == in_integers.precision == "int8"
+    assert quantized.followed_by is None and in_integers.followed_by is None
+    product = {"a": (8, 16), "as": (), "az": (), "b": (16, 5), "bs": (), "bz": (), "ys": (), "yz": ()}
+    for op, domain in (("QLinearMatMul", ""), ("QGemm", "com.microsoft")):
+        kernel = kernel_of(op, product, (8, 5), kind=TensorProto.UINT8, domain=domain)
+        assert kernel.products == (Product(1, 8, 5, 16),) and kernel.row_alignment == 1
+    kernel = kernel_of("MatMulInteger", {"a": (8, 16), "b": (16, 5)}, (8, 5), kind=TensorProto.UINT8)
+    assert kernel.row_alignment == 1, "rows of 5 bytes"
+
+
+def test_bug_rows_that_are_chosen_or_sorted():
+    """4 of 1000 rows were a read of all. Rows of 8192 numbers move in 4 passes of 8 bits, those of 64 once."""
+    from baechi_lab.profilers.programs.onnx_flops import bytes_of_sort
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    chosen = kernel_of("Compress", {"x": (1000, 16), "c": (1000,)}, (4, 16), axis=0)
+    assert chosen.moved_bytes == 2 * 4 * 16 * 4
+    largest = helper.make_node("TopK", ["x", "k"], ["values", "indices"])
+    k = helper.make_tensor("k", TensorProto.INT64, [1], [3])
+    top = model([largest], [value("x", 2, 8192)], [value("values", 2, 3)], [k])
+    assert program_of(top).ops[0].kernels[0].moved_bytes == 5 * 2 * 8192 * 4
+    assert bytes_of_sort(largest, [(2, 8192), (1,)], [(2, 8192)] * 2, 4) == 4 * 2 * 2 * 8192 * (4 + 8)
+    assert bytes_of_sort(largest, [(256, 64), (1,)], [(256, 3)] * 2, 4) == 0
+    assert kernel_of("Unique", {"x": (8192,)}, (3,)).moved_bytes == 4 * 2 * 8192 * (4 + 8)
 
 
 @pytest.mark.parametrize("layout", [0, 1])

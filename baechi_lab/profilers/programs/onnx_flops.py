@@ -214,13 +214,13 @@ def _linear_model(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) 
     return 2 * prod(_require_shape(input_shapes[0])[:-1]) * len(attribute(node, "coefficients", ()))
 
 
+_MATRIX_PRODUCTS = frozenset(
+    str.split("""
+        MatMul FusedMatMul MatMulInteger QLinearMatMul Gemm FusedGemm QGemm DynamicQuantizeMatMul MatMulIntegerToFloat
+    """)
+)
 _RULES: dict[str, Callable[[NodeProto, Shapes, Shapes], int]] = {
-    **dict.fromkeys(
-        str.split("""
-            MatMul FusedMatMul MatMulInteger QLinearMatMul Gemm FusedGemm QGemm DynamicQuantizeMatMul MatMulIntegerToFloat
-        """),
-        _matmul,
-    ),
+    **dict.fromkeys(_MATRIX_PRODUCTS, _matmul),
     "MatMulNBits": _quantized_matmul,
     **dict.fromkeys(str.split("Conv FusedConv ConvInteger QLinearConv DeformConv"), _conv),
     "ConvTranspose": lambda node, i, o: 2 * prod(_require_shape(i[0])) * prod(_require_shape(i[1])[1:]),
@@ -300,13 +300,15 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
     """
     if node.op_type in _ATTENTION:
         return _attention_products(node, input_shapes, skips_masked=True)
+    if node.op_type in _QUANTIZED:
+        input_shapes = (input_shapes[0], _weight_shape(node, input_shapes))
     shapes = [tuple(_require_shape(shape)) for shape in input_shapes[:2]]
-    if node.op_type in ("MatMul", "FusedMatMul", "MatMulInteger", "Gemm", "FusedGemm"):
+    if node.op_type in _MATRIX_PRODUCTS:
         first_operand, second_operand = (_operand(node, input_shapes, k) for k in (0, 1))
         outputs = tuple(_require_shape(output_shapes[0]))
         product = matmul_product(first_operand, second_operand, _summed_size(node, first_operand), outputs)
         return () if product is None else (product,)
-    if node.op_type in ("Conv", "FusedConv", "ConvInteger", "ConvTranspose"):
+    if node.op_type in ("Conv", "FusedConv", "ConvInteger", "QLinearConv", "ConvTranspose"):
         image, weight, outputs = shapes[0], shapes[1], tuple(_require_shape(output_shapes[0]))
         strides, groups = attribute(node, "strides", []), attribute(node, "group", 1)
         plain = all(step == 1 for step in (*strides, *attribute(node, "dilations", [])))
@@ -353,9 +355,10 @@ def row_alignment(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, 
     if "Conv" in node.op_type:  # channels come last on matrix units
         weight = _weight_shape(node, input_shapes)
         return gcd(weight[0 if node.op_type == "ConvTranspose" else 1] * number_bytes, ALIGNED)
-    if not node.op_type.endswith(("MatMul", "Gemm")):
+    if node.op_type not in _MATRIX_PRODUCTS:
         return ALIGNED
-    matrices = [_require_shape(shape) for shape in (*input_shapes[:2], output_shapes[0])]
+    operands = input_shapes[0], _weight_shape(node, input_shapes)
+    matrices = [_require_shape(shape) for shape in (*operands, output_shapes[0])]
     return gcd(*(shape[-1] * number_bytes for shape in matrices if len(shape) > 1), ALIGNED)
 
 
@@ -382,6 +385,17 @@ def multiprocessor_us(node: NodeProto, input_shapes: Shapes, output_shapes: Shap
     numbers = outputs if kind in ("MaxPool", "ResizeBilinear") else prod(shapes[0]) if shapes else 0
     rows = repeated_rows(node, input_shapes, number_bytes)
     return arithmetic.multiprocessor_us(kind, number_bytes, window * numbers, 0 if rows is None else rows.count)
+
+
+def bytes_of_sort(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, number_bytes: int) -> int:
+    """Returns `arithmetic.sorting_bytes` of an operator."""
+    if node.op_type not in ("TopK", "Unique"):
+        return 0
+    shape, axis = _require_shape(input_shapes[0]), attribute(node, "axis", -1)
+    numbers = prod(shape)
+    if node.op_type == "Unique":
+        return arithmetic.sorting_bytes("Unique", numbers, numbers, number_bytes)
+    return arithmetic.sorting_bytes("TopK", numbers, shape[axis], number_bytes, _require_shape(output_shapes[0])[axis])
 
 
 def gradient_kernels(

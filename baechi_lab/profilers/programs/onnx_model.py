@@ -31,6 +31,7 @@ from .onnx_bodies import CONTROL_FLOW, SMALL, Body, bodies_of
 from .onnx_flops import (
     SHAPE_OPS,
     attribute,
+    bytes_of_sort,
     gradient_work,
     layout_bytes,
     multiprocessor_us,
@@ -265,7 +266,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
     output_shapes = [shapes.get(v, ()) if v else None for v in node.output]
     size = lambda v: _bytes(prod(shapes.get(v, ())), types.get(v, ""))  # noqa: E731
     moved_bytes = sum(size(v) for v in {*node.input, *node.output} if v) + _attribute_bytes(node)
-    if node.op_type in ("Gather", "Slice", "Embedding", "GatherElements", "GatherND"):
+    if node.op_type in ("Gather", "Slice", "Embedding", "GatherElements", "GatherND", "Compress"):
         moved_bytes = 2 * sum(size(v) for v in node.output if v)
     if node.op_type == "SoftmaxCrossEntropyLoss":  # writes the logarithms of all shares
         moved_bytes += size(node.input[0])
@@ -307,7 +308,7 @@ def _shaped_kernel(
             layout_bytes=layout_bytes(node, input_shapes, moved_bytes, width),
             row_alignment=row_alignment(node, input_shapes, output_shapes, width),
             followed_by=added_bias(prod(output_shapes[0] or ()), width)
-            if convolution and len(node.input) > 2
+            if convolution and len(node.input) > 2 and precision != "int8"
             else None,
         )
         if node.op_type not in ("LSTM", "GRU", "RNN") or not input_shapes[0] or not input_shapes[2]:
@@ -325,7 +326,7 @@ def _shaped_kernel(
         return Kernel(flops=flops, moved_bytes=moved_bytes), why
     return Kernel(
         flops=flops,
-        moved_bytes=moved_bytes,
+        moved_bytes=max(moved_bytes, float(bytes_of_sort(node, input_shapes, output_shapes, width))),
         rows=repeated_rows(node, input_shapes, width),
         vector_flops=vector_flops(node, input_shapes, output_shapes, width),
         multiprocessor_us=multiprocessor_us(node, input_shapes, output_shapes, width),

@@ -23,10 +23,11 @@ def float_types() -> frozenset[int]:
 
 @cache
 def product_precisions() -> dict[int, str]:
-    """Returns DataType number -> precision of products, for floating-point types and complex ones of two such numbers."""
+    """Returns DataType number -> precision of products, for bytes, floating-point numbers and complex ones of two of these."""
     import tensorflow as tf
 
     names = [*_NAMES.items(), ("fp64", "float64"), ("fp32", "complex64"), ("fp64", "complex128")]
+    names += [("int8", "int8"), ("int8", "uint8")]
     return {getattr(tf, name).as_datatype_enum: precision for precision, name in names}
 
 

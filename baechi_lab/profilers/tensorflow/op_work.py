@@ -14,6 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ...internal_warnings import outer_stacklevel
+from ..arithmetic import sorting_bytes
 from ..programs.estimation import GuessedCosts
 from ..work import PRECISION_BYTES, Kernel, Work, product_of_complex_numbers, work_of
 from .float_types import complex_types, product_precisions
@@ -44,6 +45,7 @@ _TAKES_NO_TIME = frozenset({"Const", "VarHandleOp", "Placeholder", "NoOp"})
 _TOUCHES_PART = frozenset(
     {"Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "Slice", "StridedSlice"}
 )
+_SORTS_ROWS = frozenset({"TopK", "TopKV2", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"})
 _SEGMENTS = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 _TABLE_OF_ROWS = {
     "SparseTensorDenseMatMul": 3,
@@ -149,7 +151,8 @@ def _is_on_host(node: NodeDef, has_host_inputs: bool) -> bool:
     if "Random" in node.op:
         return False
     is_constant = node.op == "Const"
-    return dtype == tf.int32.as_datatype_enum and (is_constant or (has_host_inputs and bool(data_inputs(node))))
+    has_inputs = next(data_inputs(node), None) is not None
+    return dtype == tf.int32.as_datatype_enum and (is_constant or (has_host_inputs and has_inputs))
 
 
 def _kernel(
@@ -157,10 +160,14 @@ def _kernel(
 ) -> Kernel:
     if node.op in METADATA_OPS:
         return Kernel(metadata=True)
-    number_type = node.attr["T"].type if "T" in node.attr else 0
+    number_type = next((node.attr[key].type for key in ("T", "Ta") if key in node.attr), 0)
     precision, is_complex = precisions.get(number_type, "fp32"), number_type in complex_types()
     number_bytes = (2 if is_complex else 1) * PRECISION_BYTES[precision]
     moved_bytes = _moved_bytes(node.op, inputs, input_bytes, output_bytes)
+    if node.op in _SORTS_ROWS and inputs[0]:
+        row, number_size = inputs[0][-1], input_bytes[0] // max(prod(inputs[0]), 1)
+        selected = outputs[0][-1] if node.op.startswith("TopK") else row
+        moved_bytes = max(moved_bytes, float(sorting_bytes(node.op, prod(inputs[0]), row, number_size, selected)))
     products = product_shapes(node, inputs, outputs)
     convolution = is_convolution(node.op) and bool(products)
     kernel = Kernel(

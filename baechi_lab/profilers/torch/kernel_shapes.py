@@ -52,6 +52,12 @@ NUMBERS: dict[str, int | None] = {
 }
 """Operators in `arithmetic.multiprocessor_us`, and the position of the argument whose numbers count; None for the output."""
 _FUSED_ATTENTION = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention")
+INT4_PRODUCTS = (
+    "_weight_int4pack_mm",
+    "_weight_int4pack_mm_for_cpu",
+    "_weight_int4pack_mm_with_scales_and_zeros",
+)
+"""Products with weights of 4 bits, which lie in memory in tiles; their scales have a column per column of the output."""
 _CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable")
 _CAUSAL = {
     "_scaled_dot_product_flash_attention_for_cpu": 4,
@@ -274,8 +280,8 @@ def has_crossed_operands(name: str, args: Args) -> bool:
 
 
 def _operands(name: str, args: Args) -> list[torch.Tensor]:
-    """Returns the matrices that a product multiplies; none for other operators and for groups."""
-    if name not in _RULES or name.endswith("grouped_mm") or "fallback" in name:
+    """Returns the matrices that a product multiplies; none for other operators, groups and packed weights."""
+    if name not in _RULES or name.endswith("grouped_mm") or "fallback" in name or "pack_mm" in name:
         return []
     operands = args[1:3] if name in ("addmm", "_addmm_activation", "baddbmm", "addbmm") else args[:2]
     return [t for t in operands if _dims(t) >= 2]
@@ -352,6 +358,8 @@ _RULES: dict[str, Callable[[Args], Products]] = {
     "_euclidean_dist": lambda args: _matrices(args[0], args[1].mT),
     "_int_mm": lambda args: _matrices(*args[:2]),
     "_scaled_mm": lambda args: _matrices(*args[:2]),
+    "_weight_int8pack_mm": _linear,
+    **dict.fromkeys(INT4_PRODUCTS, lambda args: (Product(1, args[0].shape[0], args[3].shape[1], args[0].shape[1]),)),
     "linear": _linear,
     "_grouped_mm": _grouped_mm,
     "_scaled_grouped_mm": _grouped_mm,

@@ -21,9 +21,10 @@ from torch.utils.flop_counter import flop_registry
 
 from ...torch_runtime.storage import storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Kwargs, tensors
-from ..arithmetic import per_element
+from ..arithmetic import per_element, sorting_bytes
 from ..work import INDEX_US, Kernel, product_of_complex_numbers, recurrent_kernel
 from .kernel_shapes import (
+    INT4_PRODUCTS,
     has_crossed_operands,
     layout_bytes,
     multiprocessor_us,
@@ -43,10 +44,16 @@ _RECURRENT = ("mkldnn_rnn_layer", "recurrent_layer")
 _ALLOCATE = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh"}
 )
-_TOUCHES_PART = frozenset({"embedding", "index", "index_select", "gather", "slice_scatter", "select_scatter"})
+_TOUCHES_PART = frozenset({"embedding", "index", "index_select", "gather", "take", "slice_scatter", "select_scatter"})
+_SUMS_ROWS = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
+"""Lookups that add up the rows which they read."""
 _WRITES_PART = frozenset(
-    "index_put_ _index_put_impl_ index_add_ index_copy_ index_fill_ scatter_ scatter_add_ masked_scatter_".split()
+    """
+        index_put_ _index_put_impl_ index_add_ index_copy_ index_fill_ index_reduce_ put_ scatter_ scatter_add_
+        scatter_reduce_ masked_scatter_
+    """.split()
 )
+_SORTS_ROWS = frozenset({"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "_unique2"})
 _READS_NOTHING = frozenset(
     "zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full".split()
 )
@@ -111,6 +118,8 @@ def kernel_of(
     count = _flops(getattr(torch.ops.aten, product, packet) if product != name else packet, product, args, kwargs, out)
     products = () if count is None else products_of(product, args)
     moved_bytes, precision = float(_moved_bytes(name, args, inputs, outputs, size)), _precision(inputs)
+    if name in _SORTS_ROWS:
+        moved_bytes = max(moved_bytes, float(_sorting_bytes(name, args, kwargs, inputs[0], outputs[0])))
     kernel = Kernel(
         flops=float(_arithmetic(func, name, args, inputs, outputs) if count is None else count),
         moved_bytes=moved_bytes,
@@ -253,6 +262,7 @@ _FLOP_RULES: dict[str, Callable[[Args], float]] = {
     "mv": lambda args: 2.0 * args[-2].numel(),
     "addmv": lambda args: 2.0 * args[-2].numel(),
     "_int_mm": lambda args: 2.0 * prod(args[0].shape) * args[1].shape[-1],
+    **dict.fromkeys(INT4_PRODUCTS, lambda args: 2.0 * prod(args[0].shape) * args[3].shape[1]),
     "_weight_int8pack_mm": lambda args: 2.0 * prod(args[0].shape) * args[1].shape[0],
     "addbmm": lambda args: 2.0 * prod(args[1].shape) * args[2].shape[-1],
     "_euclidean_dist": lambda args: 2.0 * prod(args[0].shape) * args[1].shape[-2],
@@ -278,6 +288,9 @@ def _moved_bytes(
         return sum(map(size, inputs)) + 2 * size(inputs[0])  # a loss per number is written, then read and summed
     if name in _TOUCHES_PART:
         return 2 * written_bytes + sum(size(t) for t in inputs[1:])
+    if name in _SUMS_ROWS:
+        row_bytes = prod(inputs[0].shape[1:]) * inputs[0].element_size()
+        return inputs[1].numel() * row_bytes + sum(size(t) for t in inputs[1:]) + written_bytes
     if name in _WRITES_PART:
         return sum(size(t) for t in inputs[1:]) + 2 * max((size(t) for t in inputs[1:]), default=0)
     if name == "_grouped_mm" and inputs[0].dim() < inputs[1].dim():  # no more experts than there are tokens
@@ -289,6 +302,18 @@ def _moved_bytes(
         return written_bytes + sum(size(t) for t in inputs[2:])
     distinct = {id(t): t for t in (inputs[1:] if name in _OVERWRITES else inputs)}
     return written_bytes + sum(map(size, distinct.values()))
+
+
+def _sorting_bytes(name: str, args: Args, kwargs: Kwargs, tensor: torch.Tensor, out: torch.Tensor) -> int:
+    """Returns `arithmetic.sorting_bytes` of an operator that reads `tensor`."""
+    numbers, selected = tensor.numel(), args[1] if name == "topk" else 0
+    if name == "sort":
+        row = tensor.shape[kwargs.get("dim", args[1] if len(args) > 1 else -1)] if tensor.dim() else 1
+    elif name.startswith("_unique"):
+        row = numbers
+    else:  # every row has as many results
+        row = numbers * (selected or 1) // max(out.numel(), 1)
+    return sorting_bytes(name, numbers, row, tensor.element_size(), selected)
 
 
 def _precision(inputs: list[torch.Tensor]) -> str:

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from baechi_lab.profilers.torch.kernels import kernel_of  # noqa: E402
@@ -46,6 +47,65 @@ def test_products_in_place_are_those_of_the_operators_that_they_are_named_after(
     for kernel in kernels(lambda: torch.addbmm(torch.ones(8, 5), *batches)).values():
         assert kernel.metadata or kernel.flops in (0, 2 * 3 * 8 * 5 * 4)
     assert kernels(lambda: torch.addbmm(torch.ones(8, 5), *batches))["addbmm"].products[0].flops == 2 * 3 * 8 * 5 * 4
+
+
+def test_bug_a_lookup_of_a_few_numbers_read_the_whole_table():
+    """24 rows of 16 numbers are read and 8 sums written, or 24 rows read, changed and written, however many rows there are."""
+    indices, sources = torch.arange(24), torch.ones(24, 16)
+    indices_per_number = indices[:, None].expand(24, 16).contiguous()
+
+    def moved_bytes(rows):
+        table = torch.ones(rows, 16)
+        recorded = kernels(
+            lambda: (
+                torch.nn.functional.embedding_bag(indices.view(8, 3), table),
+                torch.take(table, indices),
+                table.scatter_reduce_(0, indices_per_number, sources, "amax"),
+                table.index_reduce_(0, indices, sources, "amax"),
+                table.put_(indices, sources[:, 0]),
+            )
+        )
+        names = "_embedding_bag_forward_only", "take", "scatter_reduce_", "index_reduce_", "put_"
+        return [recorded[name].moved_bytes for name in names]
+
+    assert moved_bytes(1_000) == moved_bytes(100_000)
+    row_bytes, index_bytes = 16 * 4, 24 * 8
+    sum_of_rows, taken, reduced_numbers, reduced_rows, put = moved_bytes(1_000)
+    assert sum_of_rows >= (24 + 8) * row_bytes + index_bytes and sum_of_rows < 50 * row_bytes
+    assert taken == 2 * 24 * 4 + index_bytes
+    assert reduced_numbers == 16 * index_bytes + 24 * row_bytes + 2 * 16 * index_bytes
+    assert reduced_rows == index_bytes + 3 * 24 * row_bytes
+    assert put == index_bytes + 24 * 4 + 2 * index_bytes
+
+
+def test_bug_sorting_long_rows_moved_their_numbers_once():
+    """4 passes, for 8 bits each, read and write 4 bytes and a position of 8 bytes; a selection reads in 5 passes."""
+    x, short = torch.rand(2, 8192), torch.rand(128, 128)
+    recorded = kernels(lambda: (x.sort(-1), x.topk(3), short.t().contiguous()))
+    assert recorded["sort"].moved_bytes == 4 * 2 * 2 * 8192 * (4 + 8)
+    assert recorded["topk"].moved_bytes == 5 * 2 * 8192 * 4
+    assert kernels(lambda: x.topk(8192))["topk"].moved_bytes == recorded["sort"].moved_bytes
+    assert kernels(lambda: x.half().kthvalue(5))["kthvalue"].moved_bytes == 3 * 2 * 8192 * 2
+    assert kernels(lambda: x.median())["median"].moved_bytes == 5 * 2 * 8192 * 4
+    assert kernels(lambda: x.t().sort(0))["sort"].moved_bytes == recorded["sort"].moved_bytes
+    assert kernels(lambda: x.sort(0))["sort"].moved_bytes == 2 * 8192 * (4 + 4 + 8), "rows of two numbers"
+    assert kernels(lambda: torch.sort(x, stable=True, dim=0))["sort"].moved_bytes == 2 * 8192 * (4 + 4 + 8)
+    assert kernels(lambda: x.unique())["_unique2"].moved_bytes == recorded["sort"].moved_bytes
+    assert kernels(lambda: short.sort())["sort"].moved_bytes == 128 * 128 * (4 + 4 + 8), "one block sorts a row"
+
+
+def test_bug_a_product_with_packed_weights_of_4_bits_counted_its_bytes_only():
+    """64 x 256 times 256 x 128 numbers, packed in tiles; a pair of scale and zero point per group of 128 summed numbers."""
+    with FakeTensorMode():
+        rows = torch.empty(64, 256, dtype=torch.bfloat16)
+        packed = torch.empty(16, 16, 32, 1, dtype=torch.int32)
+        scales = torch.empty(2, 128, 2, dtype=torch.bfloat16)
+        weights = torch.empty(128, 256, dtype=torch.int8)
+    kernel = kernels(lambda: torch._weight_int4pack_mm(rows, packed, 128, scales))["_weight_int4pack_mm"]
+    assert (kernel.flops, kernel.matrix, kernel.precision) == (2 * 64 * 128 * 256, True, "bf16")
+    assert [(p.count, p.rows, p.columns, p.inner) for p in kernel.products] == [(1, 64, 128, 256)]
+    kernel_of_8_bits = kernels(lambda: torch._weight_int8pack_mm(rows, weights, scales[0, :, 0]))["_weight_int8pack_mm"]
+    assert (kernel_of_8_bits.flops, kernel_of_8_bits.products) == (kernel.flops, kernel.products)
 
 
 def test_operators_on_all_pairs_of_rows():
