@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import BaechiLabError
-from ..graph import OpGraph, Placement, Step
-from ..graph.units import format_bytes, plural
+from ..fitting.record import KEPT_IN_WORDS
+from ..graph import OpGraph, Placement, Step, Timeline
+from ..graph.units import format_bytes, format_us, plural
 from ..internal_warnings import collected_notes
 from ..memo import Memo
 from ..passes.optimize import PASSES
@@ -33,6 +36,7 @@ from .compute import (
     compute,
     is_torch_step,
     optimize_under,
+    place_groups_under,
     place_under,
     silent,
     simulate_under,
@@ -103,12 +107,13 @@ STAGES = Advice(
 """Remedy if a schedule needs pipeline stages and the placement has none, since groups of ops need not form stages."""
 
 
-def quick_advice(outcome: Outcome, memo: Memo, report: Report = silent) -> tuple[Advice, ...]:
-    """Returns the advice that is quick to find: another order; if the outcome does not fit, the passes with which it does."""
-    setting = outcome.setting
+def quick_advice(outcome: Outcome, subject: Subject | None, memo: Memo, report: Report = silent) -> tuple[Advice, ...]:
+    """Returns the advice that is quick to find: another order; if the outcome does not fit, passes or recomputation that do."""
+    setting, before_us = outcome.setting, outcome.timeline.makespan_us
     if not outcome.timeline.feasible:
-        fitting = fitting_passes(setting, outcome.graph, memo, report)
-        return () if fitting is None else (fitting,)
+        passes = fitting_passes(setting, outcome.graph, memo, report)
+        recomputation = fitting_recomputation(setting, subject, memo, report, before_us)
+        return tuple(advice for advice in (passes, recomputation) if advice)
     return () if outcome.gap < AT_THE_BOUND else best_advice([*_other_order(outcome, memo)])
 
 
@@ -124,7 +129,7 @@ def all_advice(
     `on_advice` is called with the best advice so far when there is better. What `report` raises ends the search.
     """
     if not outcome.timeline.feasible:
-        return quick_advice(outcome, memo, report)
+        return quick_advice(outcome, subject, memo, report)
     searches: list[Iterator[Advice]] = []
     if not outcome.gap < AT_THE_BOUND:
         searches = [
@@ -409,11 +414,10 @@ def _asking_quick_placers(setting: Setting) -> dict[str, object]:
 def _step_us(setting: Setting, outcome: Outcome, memo: Memo, report: Report) -> float:
     """Returns the simulated step under another setting of the same graph; infinite if it does not fit."""
     try:
-        base = place_under(setting, optimize_under(setting, outcome.graph, memo), memo, report)
-        line = simulate_under(setting, outcome.graph, with_moves_and_replicas(setting, outcome.graph, base), memo)
+        timeline = _placed_timeline(setting, outcome.graph, memo, report)
     except BaechiLabError:  # no placement, or no stages
         return float("inf")
-    return line.makespan_us if line.feasible else float("inf")
+    return timeline.makespan_us if timeline.feasible else float("inf")
 
 
 def _without(passes: tuple[str, ...], kept_passes: tuple[str, ...]) -> str:
@@ -427,17 +431,52 @@ def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report 
     quick = _asking_quick_placers(setting) if setting.placer == Auto.name else {}
     for passes in shorter_passes(setting.passes):
         changes = {"passes": passes, "moves": (), **quick}
-        changed_setting = setting.replace(**changes)
         report(f"does it fit with {', '.join(passes) or 'no passes'}?", 0.6)
-        try:
-            base = place_under(changed_setting, optimize_under(changed_setting, graph, memo), memo, report)
-            line = simulate_under(changed_setting, graph, with_moves_and_replicas(changed_setting, graph, base), memo)
-        except BaechiLabError:  # this one does not fit either
-            continue
-        if line.feasible:
-            left_out, peak = _without(setting.passes, passes), format_bytes(int(line.peak_bytes.max(initial=0)))
-            return Advice(f"{left_out} it fits, with a peak of {peak}", f"Place {left_out}", changes)
+        with suppress(BaechiLabError):  # this one does not fit either
+            timeline = _placed_timeline(setting.replace(**changes), graph, memo, report)
+            if timeline.feasible:
+                left_out = _without(setting.passes, passes)
+                return Advice(f"{left_out} {_fits_in_words(timeline)}", f"Place {left_out}", changes)
     return None
+
+
+def fitting_recomputation(
+    setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent, before_us: float = float("nan")
+) -> Advice | None:
+    """Returns the first recomputation with which the step fits; None if none does.
+
+    The placer of the setting is tried before the `QUICK` placers. The step without recomputation takes `before_us`.
+    """
+    original_graph = source(setting, subject, memo)[1]
+    quick = _asking_quick_placers(setting)
+    for placing in [quick] if setting.placer == Auto.name else [{}, quick]:
+        for keep, words in KEPT_IN_WORDS.items():
+            changes: dict[str, object] = {"recompute": keep, "moves": (), **placing}
+            changed_setting = setting.replace(**changes)
+            report(f"does it fit with recomputation ({keep})?", 0.6)
+            with suppress(BaechiLabError), collected_notes() as notes:
+                graph = source(changed_setting, subject, memo)[1]
+                if graph is original_graph:
+                    continue
+                timeline = _placed_timeline(changed_setting, graph, memo, report)
+                if timeline.feasible:
+                    after_us = timeline.makespan_us
+                    step = "" if math.isfinite(before_us) else f" and a step of {format_us(after_us)}"
+                    cause = f"with recomputation {_fits_in_words(timeline)}{step}"
+                    button, details = f"Recompute ({keep})", f"{keep}: {words}"
+                    return Advice(cause, button, changes, before_us, after_us, tuple(notes), details)
+    return None
+
+
+def _placed_timeline(setting: Setting, graph: OpGraph, memo: Memo, report: Report) -> Timeline:
+    """Places a graph under a setting and simulates it."""
+    coarse = optimize_under(setting, graph, memo)
+    base = place_groups_under(setting, graph, coarse, memo, report)[1]
+    return simulate_under(setting, graph, with_moves_and_replicas(setting, graph, base), memo)
+
+
+def _fits_in_words(timeline: Timeline) -> str:
+    return f"it fits, with a peak of {format_bytes(int(timeline.peak_bytes.max(initial=0)))}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -449,8 +488,8 @@ class FittingChange:
 
 
 def find_fitting_change(setting: Setting, subject: Subject | None, memo: Memo) -> FittingChange | None:
-    """Finds the smallest change that makes a setting fit: passes, then the placer, then more devices; None if none does."""
-    for changed_field, changes in _fitting_changes(setting):
+    """Finds the smallest change that makes a setting fit: passes, the placer, recomputation, more devices; None if none does."""
+    for changed_field, changes in _fitting_changes(setting, subject, memo):
         try:
             outcome = compute(setting.replace(**changes), subject, memo)
         except BaechiLabError:
@@ -460,13 +499,17 @@ def find_fitting_change(setting: Setting, subject: Subject | None, memo: Memo) -
     return None
 
 
-def _fitting_changes(setting: Setting) -> Iterator[tuple[str, dict[str, object]]]:
+def _fitting_changes(
+    setting: Setting, subject: Subject | None, memo: Memo
+) -> Iterator[tuple[str, Mapping[str, object]]]:
     for passes in shorter_passes(setting.passes):
         yield "passes", {"passes": passes, "moves": ()}
     quick = _asking_quick_placers(setting)
     if setting.placer != Auto.name:
         yield "placer", {**quick, "moves": ()}
         yield "passes and placer", {**quick, "passes": (), "moves": ()}
+    if advice := fitting_recomputation(setting, subject, memo):
+        yield f"recompute ({setting.recompute or 'nothing'} to {advice.changes['recompute']})", advice.changes
     for count in (setting.cluster.n * factor for factor in (2, 4, 8, 16)):
         if count <= 64 and len(np.unique(setting.cluster.memory_bytes)) == 1:
             yield f"devices ({setting.cluster.n} to {count})", {"cluster": setting.cluster.resized(count), **quick}

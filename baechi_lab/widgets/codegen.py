@@ -50,6 +50,7 @@ def to_code(
     lines = [
         "import baechi_lab as bl",
         *_source_lines(setting, variable, built, is_torch),
+        *([f"graph = bl.recompute(graph{_keywords(setting.recomputation)})"] if setting.recompute else []),
         f"cluster = {cluster_code(setting.cluster)}",
     ]
     if setting.replicas > 1:
@@ -283,7 +284,7 @@ def _first(args: list[Any], line: int, meaning: str) -> Any:
     return args[0]
 
 
-CALLS = ("load_graph", "profile_program", "models.build", "profile", "optimize", "place", "move", "simulate", "export")
+CALLS = tuple("load_graph profile_program models.build profile recompute optimize place move simulate export".split())
 """Functions of `bl` in the code of the workbench, besides those of the cluster and the replicas."""
 
 
@@ -304,6 +305,8 @@ def _read_call(name: str, fields: dict[str, Any], args: list[Any], options: dict
             fields["profile"] = profile_mode(options.get("mode"), options.get("hardware"))
             if options.get("hardware") is not None:
                 fields["hardware"] = options["hardware"]
+        case "recompute":
+            fields["recompute"] = str(_first([*args, *options.values()], line, "what is kept"))
         case "optimize":
             fields["passes"] = options.get("passes", PASSES)
             fields["forward_only"] = options.get("forward_only", "auto")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ from ..errors import InfeasiblePlacement, InvalidInput, UnknownOpError
 from ..graph import Cluster, OpGraph, Placement, Step, Timeline, load_graph
 from ..graph.units import plural
 from ..memo import Memo
+from ..memory_saving.recompute import recompute
 from ..passes.unroll import unroll
 from ..pipeline import place_in_groups
 from ..placers.registry import placer_class
@@ -232,7 +234,20 @@ def unroll_under(setting: Setting, graph: OpGraph, placement: Placement, memo: M
 def source(
     setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent
 ) -> tuple[TrainingStep | None, OpGraph]:
-    """Returns the step, if there is one, and its graph; for a PyTorch step in micro-batches the graph of one of them."""
+    """Returns the step, if there is one, and its graph, perhaps with recomputed ops.
+
+    For a PyTorch step in micro-batches it is the graph of one of them.
+    """
+    step, graph = _profiled(setting, subject, memo, report)
+    if setting.recompute:
+        report(f"recomputing: {setting.recompute}", 0.3)
+        graph = memo.recall("recompute", partial(recompute, **setting.recomputation), graph)[0]
+    return step, graph
+
+
+def _profiled(
+    setting: Setting, subject: Subject | None, memo: Memo, report: Report
+) -> tuple[TrainingStep | None, OpGraph]:
     if setting.path:
         report(f"reading {setting.path}", 0.1)
         file = Path(setting.path)

@@ -38,7 +38,7 @@ from ..placers.auto import Auto
 from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 from ..placers.registry import make_placer, placer_class
 from ..placers.second_compiler import compile_for_advice
-from .advice import STAGES, Advice, FittingChange, all_advice, find_fitting_change, quick_advice
+from .advice import STAGES, Advice, FittingChange, all_advice, find_fitting_change, fitting_recomputation, quick_advice
 from .background import Background, DelayedCall, Ticket
 from .codegen import Built, from_code, to_code
 from .compute import (
@@ -129,6 +129,23 @@ class WorkbenchModel:
         """Shows a problem."""
         self.problem = problem
         self.emit("problem", problem)
+        if problem.asks_fit and problem.remedy is None:
+            self._search_remedy(problem)
+
+    def _search_remedy(self, problem: Problem) -> None:
+        """Searches for a recomputation with which the setting fits, and adds it to the problem if that is still shown."""
+        setting, subject, memo = self.setting, self.subject, self.memo
+
+        def show(advice: Advice | None) -> None:
+            if advice is not None and self.problem is problem:
+                self.fail(replace(problem, remedy=advice))
+
+        if self.inline:
+            show(fitting_recomputation(setting, subject, memo))
+        else:
+            self.worker.submit(
+                lambda ticket: fitting_recomputation(setting, subject, memo, lambda *_: ticket.check()), show
+            )
 
     def reject(self, problem: Problem) -> None:
         """Shows why a value was rejected. The message belongs to no result: `forget_rejection` removes it."""
@@ -326,7 +343,7 @@ class WorkbenchModel:
         self._confirmed = (self.setting.placer, self.setting.params)
         self.emit("setting", self.setting)
         self.emit("history", (self.history.can_undo, self.history.can_redo))
-        self.take_outcome((fitting.outcome, quick_advice(fitting.outcome, self.memo)))
+        self.take_outcome((fitting.outcome, quick_advice(fitting.outcome, self.subject, self.memo)))
         self.fitted = self.setting
         self.emit("fitted", f"{fitting.changed} changed so that it fits")
 
@@ -421,7 +438,7 @@ class WorkbenchModel:
             return outcome, ()
         if self.inline:
             return outcome, all_advice(outcome, self.subject, self.memo, report)
-        return outcome, quick_advice(outcome, self.memo, report)
+        return outcome, quick_advice(outcome, self.subject, self.memo, report)
 
     def take_outcome(self, outcome_and_advice: tuple[Outcome, tuple[Advice, ...]]) -> None:
         """Makes a computed outcome the shown one."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..checks import check_whole
 from ..errors import InvalidInput, in_short
+from ..fitting.record import KEPT_IN_WORDS
 from ..graph import Cluster, Device, Link, Placement
 from ..graph.device import DEFAULT_MEMORY, default_memory
 from ..graph.formats.reading import program_kind
@@ -19,6 +20,7 @@ from ..graph.hardware import HARDWARE, kind_named
 from ..graph.link import FREE, PCIE
 from ..graph.link_presets import LINKS as PRESETS
 from ..graph.link_presets import default_link
+from ..graph.units import parse_bytes
 from ..passes.optimize import PASSES
 from ..stages import Optimize, Profile
 
@@ -87,6 +89,8 @@ class Setting:
         model_params: parameters of the model other than its batch size; `batch_size` None means the model's own, or the
             program's.
         profile, hardware: how a step gets its costs, see `bl.profile`.
+        recompute: what `bl.recompute` keeps ("sqrt" or "boundaries"), or its budget, such as "3GB"; empty if nothing is
+            computed again.
         cluster: the devices and links.
         passes, forward_only: see `bl.optimize`; no passes means the graph is placed as it is.
         placer, params: see `bl.place`.
@@ -104,6 +108,7 @@ class Setting:
     model_params: Mapping[str, Any] = field(default_factory=dict)
     profile: str = "estimated"
     hardware: str = "rtx2080"
+    recompute: str = ""
     passes: tuple[str, ...] = PASSES
     forward_only: bool | str = "auto"
     placer: str = "m-etf"
@@ -133,6 +138,14 @@ class Setting:
             make_model(self.model, **{**self.model_params, **size})
         Profile(mode="estimated", hardware=self.hardware)
         Profile(mode=self.profile)
+        try:
+            parse_bytes(self.recomputation.get("budget", 0))
+        except InvalidInput as error:
+            kept_outputs = " or ".join(map(repr, KEPT_IN_WORDS))
+            message = (
+                f"recompute is {self.recompute!r}; it must be {kept_outputs}, or most bytes of a device, such as '3GB'"
+            )
+            raise InvalidInput(message) from error
         if self.is_program and self.profile == "measured":
             raise InvalidInput(f"profile is 'measured'; the operators of {self.path!r} can only be estimated")
         make_scheduler(self.scheduler, Placement(device=np.zeros(1, np.int32)))
@@ -156,6 +169,15 @@ class Setting:
         """The arguments `micro_batches` and `schedule` of `bl.simulate`, as far as they are set."""
         values = {"micro_batches": self.micro_batches, "schedule": self.schedule}
         return {key: value for key, value in values.items() if value is not None}
+
+    @property
+    def recomputation(self) -> dict[str, Any]:
+        """The argument of `bl.recompute`; empty if nothing is computed again.
+
+        >>> Setting(Cluster.uniform(1), recompute="sqrt").recomputation, Setting(Cluster.uniform(1)).recomputation
+        ({'keep': 'sqrt'}, {})
+        """
+        return {"keep" if self.recompute in KEPT_IN_WORDS else "budget": self.recompute} if self.recompute else {}
 
     @property
     def once(self) -> Setting:
@@ -204,7 +226,7 @@ class Setting:
 
     def same_graph(self, setting: Setting) -> bool:
         """Whether both settings have the same ops."""
-        return all(getattr(self, k) == getattr(setting, k) for k in ("source", "built_batch", "model_params"))
+        return all(getattr(self, k) == getattr(setting, k) for k in (*GRAPH, "built_batch"))
 
     def replace(self, **changes: Any) -> Setting:
         """Returns the setting with some fields changed.
@@ -221,11 +243,13 @@ class Setting:
             return setting
         fresh = any(
             getattr(setting, k) != getattr(self, k)
-            for k in ("source", "batch_size", "model_params", "passes", "forward_only", "placer", "params", "replicas")
+            for k in (*GRAPH, "batch_size", "passes", "forward_only", "placer", "params", "replicas")
         )
         return replace(setting, moves=() if fresh else tuple(m for m in setting.moves if m[1] in setting.cluster.names))
 
 
+GRAPH = ("source", "model_params", "recompute")
+"""Fields that choose the graph, besides the batch size."""
 OWN = ("placer", "params", "moves", "start")
 """Fields in which a setting may differ from its `start`."""
 

@@ -342,7 +342,7 @@ class Tasks:
             # Where no placement fits, a sweep finds the devices and memory for which one does.
             target = self.outcome().graph if self.model.outcome is not None else source(setting, subject, memo)[1]
         undivided_setting = setting.replace(micro_batches=None, schedule=None, replicas=1)
-        if setting.is_program and setting.takes_batches:
+        if setting.batch_size is not None and (setting.is_program or setting.recompute):
             target = lambda size: source(undivided_setting.replace(batch_size=size), subject, memo)[1]  # noqa: E731
         if setting.source == GIVEN_SUBJECT and is_torch_step(subject):
             batch = subject.batch_size

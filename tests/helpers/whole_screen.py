@@ -39,7 +39,7 @@ FAULTS_OF_TAB = """(tab) => {
     // A hair too wide is enough for a bar to scroll sideways.
     sideways: all('.widget-box').filter((e) => e.scrollWidth > e.clientWidth && getComputedStyle(e).overflowX === 'auto')
       .map((e) => e.innerText.slice(0, 40)),
-    nothing: bench.innerText.match(/\\b0\\.00 us|-0(\\.0+)? ?%|\\b0\\.0\\d* [kMG]B/g) ?? [],
+    nothing: bench.innerText.match(/\\b0\\.00 us|-0(\\.0+)? ?%|\\b0\\.00\\d* [kMG]B/g) ?? [],
     // A tooltip is text: a tag in it would be read as such.
     tags: [...bench.querySelectorAll('[title]')].map((e) => e.title).filter((title) => /<\\w+[ >]/.test(title)),
   };

@@ -207,6 +207,9 @@ def test_an_error_with_a_remedy_moves_nothing(page, width, height):
     jb.settle(page)
     during = page.evaluate(TOPS)
     shot(page, f"remedy-{height}", THEMES_AT_HEIGHT[height])
+    # The reason why nothing fits is longer.
+    page.evaluate("() => { document.querySelector('.bl-problem > span').textContent = 'names and bytes '.repeat(20); }")
+    assert page.evaluate(TOPS) == during
     page.click('.bl-header button:text-is("Place stages")')
     page.wait_for_selector('.bl-header .bl-facts:has-text("placed by contiguous")')
     for _ in range(2):
@@ -596,7 +599,7 @@ def test_the_setting_has_two_levels_and_hardware_is_one_choice(page, outcome):
     jb.settle(page)
     first_level = ["hardware", "devices", "memory each", "placer", "micro-batches"]
     assert all(control(page, label).is_visible() for label in first_level)
-    advanced = ["speeds", "link", "transfers", "forward only", "scheduler", "schedule", "replicas"]
+    advanced = ["speeds", "link", "transfers", "forward only", "recompute", "scheduler", "schedule", "replicas"]
     assert not any(control(page, label).is_visible() for label in advanced)
     page.set_viewport_size({"width": 1280, "height": 720})
     page.click('.bl-setting button:has-text("Advanced")')

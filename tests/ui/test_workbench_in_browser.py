@@ -315,6 +315,17 @@ def test_the_legend_tells_what_occurs(page, expected):
 
 def test_boxes_open_in_place(page):
     before = data(page, "nodes")
+    jb.settle(page)
+    stage = page.locator(GRAPH).bounding_box()
+    places = grid(stage["x"], stage["y"] + 0.2 * stage["height"], stage["width"], 0.6 * stage["height"], 40, 15)
+    x, y, _ = jb.hover_where(page, GRAPH, places, "double-click to open")
+    page.mouse.dblclick(x, y)
+    page.wait_for_function(f"(n) => Number(document.querySelector('{GRAPH}').dataset.nodes) > n", arg=before)
+    # What was in the box is not selected, although the first click selects the box.
+    page.wait_for_selector(f".bl-view:has({GRAPH}) .bl-legend")
+    page.wait_for_selector('.bl-details:has-text("Select an op")')
+    page.click('.bl-toolbar:has(.bl-moves) button:text-is("Overview")')
+    page.wait_for_function(f"(n) => Number(document.querySelector('{GRAPH}').dataset.nodes) === n", arg=before)
     page.click('.bl-toolbar:has(.bl-moves) button:text-is("Open all")')
     page.wait_for_function(f"(n) => Number(document.querySelector('{GRAPH}').dataset.nodes) > n", arg=before)
     page.wait_for_function(f"() => Number(document.querySelector('{GRAPH}').dataset.frames_open) > 0")

@@ -36,13 +36,19 @@ def model_of(graph, cluster, **fields):
 
 SETTINGS = [
     Setting(bl.Cluster.uniform(4)),
-    Setting(bl.Cluster.uniform(2, memory_bytes="2GB", kind="cpu", speed=0.5), source="file:data/x.json.gz", passes=()),
+    Setting(
+        bl.Cluster.uniform(2, memory_bytes="2GB", kind="cpu", speed=0.5),
+        source="file:data/x.json.gz",
+        recompute="3GB",
+        passes=(),
+    ),
     Setting(
         bl.Cluster.uniform(3).replace(comm="duplex"),
         source="model:gnmt",
         batch_size=64,
         model_params={"layers": 2},
         hardware="a100",
+        recompute="sqrt",
         placer="m-sct",
         params={"threshold": 0.2},
         scheduler="fifo",

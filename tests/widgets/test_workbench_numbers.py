@@ -11,9 +11,11 @@ from baechi_lab.graph.units import format_us
 from baechi_lab.memo import Memo
 from baechi_lab.widgets import advice
 from baechi_lab.widgets.codegen import cluster_code, from_code, to_code
+from baechi_lab.widgets.compute import source
 from baechi_lab.widgets.explaining import rule_in_words
 from baechi_lab.widgets.guard import Problem
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
+from baechi_lab.widgets.panels.fit_panel import fit_subject
 from baechi_lab.widgets.panels.header import facts_of, mood, why_other, why_won
 from baechi_lab.widgets.setting import Setting
 from baechi_lab.widgets.views.verdict_view import VerdictView
@@ -469,6 +471,71 @@ def test_micro_batches_schedule_and_replicas_are_the_library_s():
     assert bench.outcome.timeline.makespan_us == rows["makespan_us"][0]
     bench.setting.replicas.value = "3"
     assert "cannot be divided" in bench.header.problem.value and bench.setting.replicas.value == "2"
+
+
+@pytest.fixture
+def training_chain():
+    """A chain of 32 ops and its backward pass, with a peak of 32 MiB on one device."""
+    return bl.generators.with_backward(bl.generators.chain(32, size_bytes=(1 << 20, 1 << 20)))
+
+
+@pytest.mark.parametrize("value", ["sqrt", "boundaries", "24MiB"])
+def test_a_recomputed_step_is_the_library_s(training_chain, value):
+    bench = bl.Workbench(training_chain, bl.Cluster.uniform(2), placer="m-etf", passes=())
+    bench.model.inline = True
+    bench.setting.recompute.value = value
+    argument = {"budget": value} if "MiB" in value else {"keep": value}
+    graph = bl.recompute(training_chain, **argument)
+    line = bl.simulate(graph, bench.outcome.setting.cluster, bl.place(graph, bench.outcome.setting.cluster, "m-etf"))
+    assert bench.outcome.graph.key == graph.key and bench.outcome.timeline.makespan_us == line.makespan_us
+    scope = {"graph": training_chain}
+    exec(bench.model.code(), scope)
+    assert scope["timeline"].makespan_us == line.makespan_us
+    # Fit compares ways to save memory with the step in which nothing is computed again.
+    subject = fit_subject(bench.model.setting, lambda at: source(at, training_chain, bench.model.memo))
+    assert subject.graph is training_chain
+    bench.setting.recompute.value = ""
+    assert bench.outcome.graph is training_chain
+
+
+def test_other_values_of_recompute_are_rejected(training_chain):
+    bench = bl.Workbench(training_chain, bl.Cluster.uniform(2), placer="m-etf", passes=())
+    bench.setting.recompute.value = "root"
+    assert "recompute is 'root'; it must be 'boundaries' or 'sqrt'" in bench.model.problem.sentence
+    assert bench.setting.recompute.value == ""
+
+
+@pytest.mark.parametrize("placer", ["single", "m-etf", "auto"])
+def test_where_nothing_fits_recomputation_is_offered_with_its_step(training_chain, placer):
+    model = computed(training_chain, bl.Cluster.uniform(1), placer=placer, passes=())
+    smaller_cluster = bl.Cluster.uniform(1, memory_bytes="24MiB")
+    model.change(cluster=smaller_cluster)
+    remedy = model.problem.remedy
+    assert "24 MiB" not in remedy.cause and "with recomputation it fits" in remedy.cause
+    model.apply(remedy)
+    timeline = model.outcome.timeline
+    assert model.problem is None and timeline.feasible and timeline.makespan_us == remedy.after_us
+    keep = model.setting.recompute
+    assert keep in remedy.button and model.outcome.graph.key == bl.recompute(training_chain, keep).key
+    assert format_us(remedy.after_us) in remedy.cause
+    # A workbench that is opened so has the remedy applied.
+    opened = WorkbenchModel(training_chain, Setting(smaller_cluster, placer=placer, passes=()), inline=True)
+    opened.on("fitted", (sentences := []).append)
+    opened.open()
+    assert opened.outcome.timeline.makespan_us == remedy.after_us
+    assert sentences == [f"recompute (nothing to {keep}) changed so that it fits"]
+
+
+def test_recomputation_is_advised_beside_a_placement_that_does_not_fit(training_chain):
+    """A placement that was made by hand exceeds the memory, and has a step to compare with."""
+    cluster = bl.Cluster.uniform(2, memory_bytes="20MiB")
+    model = computed(training_chain, cluster, placer="m-etf", passes=())
+    model.move(range(training_chain.n), 0)
+    assert not model.outcome.timeline.feasible
+    (suggestion,) = (one for one in model.advice if "recomputation" in one.cause)
+    assert suggestion.before_us == model.outcome.timeline.makespan_us
+    model.apply(suggestion)
+    assert model.outcome.timeline.feasible and model.outcome.timeline.makespan_us == suggestion.after_us
 
 
 def sweep_rows(**columns):

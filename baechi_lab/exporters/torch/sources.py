@@ -70,7 +70,8 @@ class Sources:
                 text = Path(path or "").read_text()
             except (OSError, TypeError) as error:
                 raise InvalidInput(
-                    f"{role} {_label(source)} has no source file to export; define it in a module"
+                    f"{role} {_label(source)} has no source file to export; write it to a .py file (in a notebook: %%writefile) "
+                    "and import it"
                 ) from error
             self.packages |= _imported_packages(text, f"{role} {_label(source)}, defined in {Path(path or '').name},")
             self.module_of[name] = f"model_{name.rpartition('.')[2].strip('_') or 'main'}"

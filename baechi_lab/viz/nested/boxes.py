@@ -159,17 +159,19 @@ class _Levels:
             candidates.append(kinds.setdefault(kind, len(kinds)))
         cut = segments(np.array(candidates), edges[:, 0], edges[:, 1], limit)
         labels = []
-        for k, items in enumerate(_divided(box.items, cut.segment_of)):
+        parts = _divided(box.items, cut.segment_of)
+        scopes = [[item for item in items if item.kind != OP] for items in parts]
+        is_named = [len(boxes) > len(items) / 2 for boxes, items in zip(scopes, parts, strict=True)]
+        for k in range(len(parts)):
             block = k - cut.first
-            scopes = [item for item in items if item.kind != OP]
-            if len(scopes) > len(items) / 2:
-                labels.append(_range(scopes))
+            if is_named[k]:
+                labels.append(_range(scopes[k]))
             elif cut.repeated and 0 <= block < cut.repeated:
                 labels.append(f"block {block + 1} of {cut.repeated}")
             elif cut.repeated:
                 labels.append("start" if block < 0 else "end")  # with numbers if there are several
             else:
-                labels.append(f"part {k + 1} of {cut.count}")
+                labels.append("other ops" if any(is_named) else f"part {k + 1} of {cut.count}")
         return cut.segment_of, [
             label if labels.count(label) == 1 else f"{label} ({k + 1})" for k, label in enumerate(labels)
         ]

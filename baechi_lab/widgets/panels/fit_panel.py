@@ -65,6 +65,7 @@ class FitPanel:
                 shown_outcome is not None
                 and shown_outcome.executed_graph is shown_outcome.graph
                 and not shown_outcome.placement.replicas
+                and not setting.recompute
             )
             placement = shown_outcome.placement if shown_outcome is not None and plain else None
 
@@ -161,6 +162,7 @@ def _peaks_column(name: str, peaks: Sequence[Sequence[int]], hint: str) -> Colum
 
 def fit_subject(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | None, OpGraph]]) -> Subject:
     """Returns the argument of `bl.fit`: the graph of the whole batch, or a function of the batch for what is estimated."""
+    setting = replace(setting, recompute="")
     undivided_setting = replace(setting, micro_batches=None, schedule=None, replicas=1)
     step, graph = build(setting)
     if is_torch_step(step):
@@ -199,6 +201,6 @@ def unlike(answer: Fit, shown_outcome: Outcome | None) -> str:
         as_it_is = "As it is, in one batch" if shown_outcome.step is not None else "As it is, the graph runs once"
         return f"{as_it_is}; the {above} above are of {count:,} {plural('micro-batch', count)}."
     by = first.placement.placer if first.placement is not None else ""
-    return (
-        f"As it is, placed by {by} here ({change} against the {format_us(shown_outcome.timeline.makespan_us)} above)."
-    )
+    kept_outputs = " with nothing computed again," if shown_outcome.setting.recompute else ""
+    above = format_us(shown_outcome.timeline.makespan_us)
+    return f"As it is,{kept_outputs} placed by {by} here ({change} against the {above} above)."

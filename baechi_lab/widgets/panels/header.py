@@ -237,7 +237,10 @@ class Header:
             if problem.remedy is not None:
                 self._advise((problem.remedy,))
             details = f"<details><summary>details</summary><pre>{html.escape(problem.details)}</pre></details>"
-            self.problem.value = f'<div class="bl-problem" role="alert">{html.escape(problem.sentence)}{details}</div>'
+            text = html.escape(problem.sentence)
+            self.problem.value = (
+                f'<div class="bl-problem" role="alert"><span title="{text}">{text}</span>{details}</div>'
+            )
 
     def _note(self, notes: Sequence[str]) -> None:
         """Shows what was warned of, as the command line prints it; the whole text unfolds."""

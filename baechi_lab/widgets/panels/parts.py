@@ -20,7 +20,7 @@ MOST_DEVICES = 64
 """Most devices that can be typed; a given cluster may have more."""
 KEYWORDS = re.compile(r" \([^()]*(?:=|--)[^()]*\)")
 """Parts of notes that only people who write code need."""
-BREAKS = re.compile(r"/|\.(?=[A-Za-z_])")
+BREAKS = re.compile(r"/|\.(?=[A-Za-z_])|_(?=[A-Za-z])|[a-z](?=[A-Z])")
 """Ends of the scopes in a name, as TensorFlow and PyTorch write them: a line may break after them."""
 UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b|[mun]?s\b)")
 """A number and its unit, between which no line may break."""
@@ -164,10 +164,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked_row: int = 
 
 
 def _breakable(text: str) -> str:
-    """Returns a text as HTML in which a line may break after a scope of a name, and not before a unit.
+    """Returns a text as HTML in which a line may break after a scope or a word of a name, and not before a unit.
 
-    >>> _breakable("cls.decoder/1.5")
-    'cls.<wbr>decoder/<wbr>1.5'
+    >>> _breakable("cls.decoder/BiasAdd/1.5")
+    'cls.<wbr>decoder/<wbr>Bias<wbr>Add/<wbr>1.5'
     """
     return BREAKS.sub(lambda end: f"{end[0]}<wbr>", html.escape(UNIT.sub("\xa0", text)))
 

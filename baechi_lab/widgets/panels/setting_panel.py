@@ -75,6 +75,7 @@ class SettingPanel:
                     self.comm,
                     passes,
                     self.forward,
+                    self.recompute,
                     self.params.widget,
                     self.scheduler,
                     self.schedule,
@@ -168,6 +169,13 @@ class SettingPanel:
             "only ops of the forward pass are placed by choice, each backward op goes to the device of its forward op: fewer "
             "decisions, fewer transfers; auto: where the model fits one device",
         )
+        self.recompute = _text(
+            "recompute",
+            "e.g. sqrt, or 3GB",
+            "outputs of the forward pass that are dropped and computed again in the backward pass: less memory, more time; sqrt: "
+            "all but those between about √n segments; boundaries: all but those that another layer reads; a size: as few as one "
+            "device of that memory needs; empty: none",
+        )
         self.placer = _drop(
             "placer",
             placer_names(),
@@ -217,12 +225,13 @@ class SettingPanel:
         for box in self.passes.values():
             changes(box, lambda _: {"passes": tuple(n for n, b in self.passes.items() if b.value)})
         changes(self.forward, lambda v: {"forward_only": v})
+        changes(self.recompute, lambda v: {"recompute": v.strip()})
         changes(self.placer, lambda v: {"placer": v, "params": {}})
         changes(self.scheduler, lambda v: {"scheduler": v or None, **({"schedule": None} if v else {})})
         changes(self.micro, lambda v: {"micro_batches": _count("micro-batches", v)})
         changes(self.schedule, lambda v: {"schedule": v or None, **({"scheduler": None} if v else {})})
         changes(self.replicas, lambda v: {"replicas": _count("replicas", v or "1")})
-        for text in (self.count, self.memory, self.speeds, self.micro, self.replicas):
+        for text in (self.count, self.memory, self.speeds, self.recompute, self.micro, self.replicas):
             text.on_msg(self._clear_rejection)
 
     def _changes_for_hardware(self, hardware: str) -> dict[str, object]:
@@ -336,6 +345,7 @@ class SettingPanel:
             for key, box in self.passes.items():
                 box.value = key in setting.passes
             self.forward.value = setting.forward_only
+            self.recompute.value = setting.recompute
             if setting.placer not in self.placer.options:
                 raise InvalidInput(f"placer {setting.placer!r} is not registered here")
             self.placer.value = setting.placer

@@ -459,6 +459,12 @@ function listen(model, handlers) {
   return () => entries.forEach(([name, handler]) => model.off(`change:${name}`, handler));
 }
 
+/** A name in which a line may break after a scope or a word, as in Python's `_breakable`. @param {string} name @returns {Node[]} */
+function breakable(name) {
+  const words = name.split(/(?<=\/|\.(?=[A-Za-z_])|_(?=[A-Za-z])|[a-z](?=[A-Z]))/);
+  return words.flatMap((word) => [document.createTextNode(word), document.createElement("wbr")]);
+}
+
 /** `text` shortened to `width` pixels, by an average character width of 0.56 em. Names beside each other often differ in
  * nothing but the number at their end, which therefore stays: `layers.10` becomes `l…10`, `part 3 of 12` becomes `part 3`.
  * @param {string} text @param {number} width @param {number} size of the font in pixels */

@@ -11,8 +11,8 @@ function render({ model, el }) {
 
   /** @param {DetailRow} row */
   const rowOf = (row) => {
-    const name = row.op < 0 ? element("span", {}, row.name)
-      : element("button", { type: "button", class: "bl-link", title: `select ${row.name}`, onclick: () => model.send({ type: "go", op: row.op }) }, row.name);
+    const name = row.op < 0 ? element("span", {}, ...breakable(row.name))
+      : element("button", { type: "button", class: "bl-link", title: `select ${row.name}`, onclick: () => model.send({ type: "go", op: row.op }) }, ...breakable(row.name));
     return element("li", row.marked ? { class: "bl-here", "aria-current": "true" } : {}, name, element("span", { class: "bl-value" }, row.text));
   };
 
@@ -20,7 +20,7 @@ function render({ model, el }) {
     const facts = /** @type {string[][]} */ (model.get("facts"));
     const sections = /** @type {DetailSection[]} */ (model.get("sections")).filter((one) => one.rows.length);
     el.replaceChildren(
-      element("div", { class: "bl-details-name" }, model.get("heading") || "Details"),
+      element("div", { class: "bl-details-name" }, ...breakable(model.get("heading") || "Details")),
       element("div", { class: "bl-details-hint", hidden: !model.get("hint") }, model.get("hint")),
       element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
       ...sections.map((one) => element("section", { "aria-label": one.title },

@@ -298,7 +298,11 @@ function render({ model, el }) {
   view.canvas.addEventListener("dblclick", (event) => {
     const [x, y] = pointer(view, event);
     const node = nodeAt(x, y);
-    if (node !== UNSEEN) return scene.kind[node] === OP_KIND ? undefined : send("open", [scene.id[node]]);
+    if (node !== UNSEEN && scene.kind[node] !== OP_KIND) {
+      select([]); // by the first click: all that the box shows would be selected
+      send("open", [scene.id[node]]);
+    }
+    if (node !== UNSEEN) return undefined;
     const title = frameTitleAt(x, y);
     return title === UNSEEN ? undefined : send("close", [title]);
   });
