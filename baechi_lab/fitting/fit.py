@@ -20,9 +20,11 @@ from ..graph.units import plural
 from ..placers.memory_trades.best_of_placers import BestOfPlacers, missing_bytes, placement_code
 from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 from ..placers.memory_trades.recomputation import format_arguments, recompute_variants
-from .attempt import count_computing, has_only_hosts, place_option
 from .options import (
+    count_computing,
+    has_only_hosts,
     micro_batch_counts,
+    place_option,
     try_micro_batch_count,
     try_micro_batches,
     try_offloading,

@@ -159,7 +159,7 @@ class OrderSearch:
                 continue
             last = finished_tensors.union(dropped_tensors)
             dropped_before = last.difference(read, outputs)
-            # The possible buffers after the op has made its outputs, by the rules of `memory.reuse_peak`.
+            # The possible buffers after the op has made its outputs, by the rules of `memory.peak`.
             buffer_sets = [_drop_tensors(state.buffers, dropped_before)]
             for tensor in outputs:
                 buffer_sets = [

@@ -37,8 +37,7 @@ from ..internal_warnings import warn
 from .all_reduce import ALL_REDUCE
 from .base import Pass
 from .roles import BACKWARD, SETUP, UPDATE, group_with_several_roles, roles
-from .unroll_layout import OpNumbering, number_replicas
-from .unroll_tensors import unrolled_tensor_columns
+from .unroll_tensors import OpNumbering, number_replicas, unrolled_tensor_columns
 
 ACCUMULATE = "Accumulate"
 """Type of the ops that add a micro-batch's gradient to the sum of those before it."""

@@ -36,7 +36,7 @@ from ..errors import InfeasiblePlacement, InvalidInput, in_short
 from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.units import format_us
 from .base import Placer
-from .planner.training import TrainingParameters
+from .planner.reinforce import TrainingParameters
 
 if TYPE_CHECKING:
     from .planner.embeddings import Units

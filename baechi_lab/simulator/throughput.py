@@ -71,7 +71,7 @@ def throughput(
     once to each device that receives it. The communication mode has no effect then.
 
     Each replica of a pipeline stage takes one micro-batch in r. Its load also has an all-reduce of the stage's gradients
-    (`passes.gradients.ring_us`), which takes its queues: one for every round of r micro-batches, or with `micro_batches` one
+    (`passes.all_reduce.ring_us`), which takes its queues: one for every round of r micro-batches, or with `micro_batches` one
     for every step of so many, as in a simulated step.
 
     Args:
@@ -104,7 +104,7 @@ def throughput(
     # float64[devices]: queue time of the all-reduce among replicas, per micro-batch.
     all_reduce_us = np.zeros(cluster.n)
     if op_placement.replicas:
-        from ..passes.gradients import gradient_bytes, ring_us
+        from ..passes.all_reduce import gradient_bytes, ring_us
 
         device_gradient_bytes = np.bincount(op_placement.device, gradient_bytes(graph), cluster.n)
         for group in op_placement.replicas:

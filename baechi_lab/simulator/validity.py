@@ -19,10 +19,9 @@ from ..graph.arguments import check_records
 from ..graph.kernels.csr import Floats, Integers
 from ..passes.all_reduce import ALL_REDUCE
 from ..passes.unroll import ACCUMULATE
-from .memory_validity import memory_violations
+from .memory_validity import TimedStep, memory_violations
 from .pipeline_stages import END, START, B, F, W
 from .schedules.schedule import Schedule, Unit
-from .timed_step import TimedStep
 
 _MISSING = -2
 """Marks an edge whose tensor must be sent and is not."""

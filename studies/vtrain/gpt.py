@@ -13,7 +13,7 @@ import numpy as np
 
 from baechi_lab.graph import CONTROL_BYTES, Cluster, Link, OpGraph, Placement
 from baechi_lab.graph.hardware import Hardware
-from baechi_lab.passes.gradients import ring_us
+from baechi_lab.passes.all_reduce import ring_us
 from baechi_lab.profilers.kernel_model import estimated_us
 from baechi_lab.profilers.work import Kernel, work_of
 

@@ -6,7 +6,7 @@ from readable import readable
 
 from baechi_lab import Cluster, Device, Link, OpGraph, Placement, robustness, simulate
 from baechi_lab.graph import generators
-from baechi_lab.memory import reuse_peak
+from baechi_lab.memory import peak
 from baechi_lab.placers.pipeline_stages.device_chain import make_device_chain
 from baechi_lab.placers.pipeline_stages.pipeline_units import make_pipeline_units
 from baechi_lab.placers.search import reduced
@@ -45,11 +45,11 @@ def test_bug_the_search_was_compiled_twice_for_runs_of_ops():
 def test_bug_buffers_were_compiled_three_times(monkeypatch):
     graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[0, 1, 0])
     calls = [
-        lambda: reuse_peak.reuse_peak(graph, graph.order),  # int32
-        lambda: reuse_peak.reuse_peak(graph, np.arange(3)),
+        lambda: peak.reuse_peak(graph, graph.order),  # int32
+        lambda: peak.reuse_peak(graph, np.arange(3)),
         lambda: simulate(graph, CLUSTER, Placement(device=[0, 1, 1])),
     ]
-    assert len(signatures(monkeypatch, (reuse_peak, buffer_reuse), "apply_events", calls)) == 1
+    assert len(signatures(monkeypatch, (peak, buffer_reuse), "apply_events", calls)) == 1
 
 
 def test_bug_line_cuts_were_compiled_for_columns_and_for_rows():

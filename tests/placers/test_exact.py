@@ -19,7 +19,7 @@ from baechi_lab.graph import generators
 from baechi_lab.placers.exact import placer, process, proof
 from baechi_lab.placers.exact.placer import model_size
 from baechi_lab.placers.exact.process import SolverProcess
-from baechi_lab.placers.exact.times import scaled_times
+from baechi_lab.placers.exact.variables import scaled_times
 from baechi_lab.workers import pool
 
 COMMS = ("parallel", "sequential", "duplex")

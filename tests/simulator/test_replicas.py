@@ -5,7 +5,7 @@ import pytest
 from fewer import fast
 
 import baechi_lab as bl
-from baechi_lab.passes.gradients import ring_us
+from baechi_lab.passes.all_reduce import ring_us
 from baechi_lab.simulator.schedules import RULES, Schedule, Setting, make_rule, make_schedule
 
 COMM = ["parallel", "sequential", "duplex"]

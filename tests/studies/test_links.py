@@ -7,7 +7,7 @@ import pytest
 
 from baechi_lab.graph import Cluster, Link
 from baechi_lab.graph.link_presets import LINKS
-from baechi_lab.passes.gradients import ring_us
+from baechi_lab.passes.all_reduce import ring_us
 from studies.links.study import LARGE_BYTES, AllReduces, fit, read, relative_errors
 from studies.results import result
 

@@ -23,8 +23,7 @@ from ...profilers.tensorflow.function_bodies import variable_writes
 from ...profilers.tensorflow.nodes import data_inputs, output_types, split
 from ..inputs import split_batch
 from .batch_analysis.analysis import read_batch_values
-from .batch_analysis.batch_values import UNPROVEN, ancestors
-from .batch_analysis.values import Samples, Total
+from .batch_analysis.batch_values import UNPROVEN, Samples, Total, ancestors
 from .gradient_comparison import (
     MOST_BYTES,
     GradientRead,

@@ -12,9 +12,8 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types
-from .batch_analysis.batch_values import BatchValues
+from .batch_analysis.batch_values import BatchValues, Samples, Total
 from .batch_analysis.op_kinds import REDUCTIONS
-from .batch_analysis.values import Samples, Total
 from .gradient_sums import Tensor, add_node, constant
 from .session import PREFIX
 

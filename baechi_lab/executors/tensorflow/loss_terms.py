@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from ...profilers.tensorflow.nodes import data_inputs, output_types
 from .batch_analysis.analysis import read_batch_values
-from .batch_analysis.batch_values import BatchValues, ancestors
+from .batch_analysis.batch_values import BatchValues, Tensor, Total, Value, ancestors
 from .batch_analysis.op_kinds import LISTS
-from .batch_analysis.values import Tensor, Total, Value
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef

@@ -1,9 +1,8 @@
 """Generated graphs for tests and examples; every generator takes a `seed`, and equal arguments give equal graphs."""
 
 from .backward import with_backward
-from .graphs import chain, fork_join, layered_dag, random_dag
+from .graphs import chain, fork_join, layered_dag, pipeline, random_dag
 from .homework import homework
-from .pipelines import pipeline
 from .recurrent import gnmt, unrolled_rnn
 
 __all__ = [

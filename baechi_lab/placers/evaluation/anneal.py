@@ -3,7 +3,8 @@
 State: a device per unit (a set of ops that move together: a colocation group, or a cluster of them on a coarser level)
 and a rank per op. Cost: time and overflow at their `Prices` (`evaluation.cost`), from `evaluation.evaluate`.
 
-Source: Kirkpatrick, Gelatt and Vecchi 1983, doi:10.1126/science.220.4598.671. Complexity: one simulation per step.
+Source: Metropolis et al. 1953, doi:10.1063/1.1699114 (the acceptance rule); Kirkpatrick, Gelatt and Vecchi 1983,
+doi:10.1126/science.220.4598.671. Complexity: one simulation per step.
 """
 
 from __future__ import annotations
@@ -13,11 +14,23 @@ from typing import NamedTuple
 import numpy as np
 
 from ...graph.kernels.jit import njit
-from .acceptance import acceptance_threshold
 from .checkpoints import accept_checkpoints, last_checkpoint_before
 from .cost import Objective, candidate_cost, remember_better
 from .moves import State, Units, random_move, undo
 from .parameters import EVALUATION, Moves
+
+
+@njit(cache=True, nogil=True)
+def acceptance_threshold(cost: float, temperature: float, rng: np.random.Generator) -> float:
+    """Draw the highest cost at which a candidate replaces the current one: `cost - temperature * log(u)`, `u` in (0, 1].
+
+    A candidate that costs `d` more is accepted with probability `exp(-d / temperature)`. The threshold is drawn before the
+    simulation, so that the simulation can stop once its cost must exceed the threshold.
+
+    >>> acceptance_threshold(5.0, 0.0, np.random.default_rng(0))
+    5.0
+    """
+    return cost - temperature * np.log(1.0 - rng.random())
 
 
 class Schedule(NamedTuple):

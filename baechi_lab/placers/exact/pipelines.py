@@ -27,8 +27,8 @@ from ..pipeline_stages.objective import Objective
 from ..problem import groups_of
 from .load_program import load_request
 from .process import SolverProcess
-from .progress import ExactProgress, ProofLimits
-from .times import CLOSE
+from .proof import ExactProgress, ProofLimits
+from .variables import CLOSE
 
 WARM_START_SECONDS = 5.0  # most seconds of the search for a first solution
 EVALUATIONS = {"throughput": 100_000, "step": 300}

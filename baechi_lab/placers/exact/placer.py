@@ -33,8 +33,7 @@ from ..pipeline_stages.objective import Objective
 from ..problem import groups_of
 from .pipelines import PipelineProof
 from .process import SolverProcess
-from .progress import ExactProgress
-from .proof import Proof
+from .proof import ExactProgress, Proof
 
 LARGEST_MODEL = 40_000
 """Pairs of transfers and ops in a model; larger ones would take minutes to build and prove nothing."""

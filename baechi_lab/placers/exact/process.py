@@ -96,8 +96,7 @@ def answer_request(request: Request, graph: OpGraph, cluster: Cluster) -> Reply:
         }
 
     from .model import build_model
-    from .times import scaled_times
-    from .variables import ExactModel
+    from .variables import ExactModel, scaled_times
 
     times = scaled_times(graph, cluster, max(request["within_us"], 1e-9))
     model = build_model(ExactModel(cp_model, graph, cluster, times, request["horizon"], request["strict"]))

@@ -6,8 +6,10 @@ limit. If that is complete, it is the proof.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import permutations, product
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,13 +17,43 @@ from ...errors import ExecutionError, InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement, durations
 from ...graph.kernels.compiling import working_seconds
 from ...graph.kernels.jit import HAS_NUMBA
+from ...graph.units import format_us
 from ...simulator import simulate
 from ...simulator.bounds import bounds
 from ..evaluation.enumerate import best_schedule
 from ..memory.packing import infeasible_placement, packing_proof, raise_if_impossible
 from .process import DIED, SolverProcess
-from .progress import ExactProgress, ProofLimits
-from .times import CLOSE, longest_chain, scaled_times
+from .variables import CLOSE, longest_chain, scaled_times
+
+
+@dataclass(frozen=True)
+class ExactProgress:
+    """Progress for a callback: seconds spent, step time of the best schedule and largest lower bound so far, in us."""
+
+    seconds: float
+    makespan_us: float
+    bound_us: float
+
+    def __str__(self) -> str:
+        if not np.isfinite(self.makespan_us):
+            return f"{self.seconds:.1f} s, looking for a first schedule"
+        return f"{self.seconds:.1f} s, {format_us(self.makespan_us)}, lower bound {format_us(self.bound_us)}"
+
+
+class ProofLimits(Protocol):
+    """The parameters of `exact`, see `placers.exact.placer`."""
+
+    @property
+    def time_limit(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def warm_start(self) -> float: ...
+    @property
+    def callback(self) -> Callable[[ExactProgress], object] | None: ...
+
 
 WARM_START_SECONDS = 10.0  # most seconds of the search for a first placement
 EVALUATIONS = 100

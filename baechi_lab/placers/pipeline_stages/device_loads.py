@@ -20,7 +20,7 @@ from ...graph import Cluster, OpGraph
 from ...graph.cluster import COMMUNICATION_MODES
 from ...graph.kernels.csr import offsets, transpose
 from ...graph.kernels.jit import njit
-from ..evaluation.acceptance import acceptance_threshold
+from ..evaluation.anneal import acceptance_threshold
 from ..problem import groups_of
 from .device_chain import PARALLEL, SEQUENTIAL, SUM
 from .pipeline_units import unit_columns

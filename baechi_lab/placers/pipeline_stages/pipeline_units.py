@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ...errors import CycleError
 from ...graph import Cluster, OpGraph, durations
 from ...graph.kernels.csr import Floats, Integers, distinct, grouped_sum, inverse, offsets, topological_order
-from ...passes.gradients import gradient_bytes
+from ...passes.all_reduce import gradient_bytes
 from ...passes.roles import BACKWARD, FORWARD, SETUP, UPDATE
 from ...simulator.pipeline_stages import roles_in_stages
 from ..problem import allowed_group_devices, groups_of

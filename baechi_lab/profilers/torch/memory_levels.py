@@ -17,8 +17,7 @@ import numpy as np
 
 from ...graph import OpGraph
 from ...memory.code_order import code_order
-from ...memory.peak import readiness_order
-from ...memory.reuse_peak import live_bytes_per_op
+from ...memory.peak import live_bytes_per_op, readiness_order
 
 
 def with_measured_levels(graph: OpGraph, measured_bytes: Mapping[int, int]) -> OpGraph:

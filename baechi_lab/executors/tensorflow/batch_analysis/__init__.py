@@ -11,6 +11,6 @@ micro-batch then divides by its share of that total (`shared_totals`), and the m
 There are rules for the ops that losses consist of. For other ops, an output with the length of the batch along the same axis
 counts as samples, and a scalar as a total of unknown kind. O(ops + edges).
 
-`values` says what a tensor can be, `batch_values` is the result for a step, and `analysis` applies the rules to its ops: those of
+`batch_values` says what a tensor can be and is the result for a step, and `analysis` applies the rules to its ops: those of
 `totals`, `samples` and `control_flow`. `op_kinds` lists the ops by what they do with samples.
 """

@@ -10,7 +10,7 @@ from ....profilers.tensorflow.inlining import CONTROL_FLOW_OPS
 from ....profilers.tensorflow.nodes import data_inputs, output_types
 from ..constant_ops import CONSTANT_OPS
 from ..gradient_sums import argument_names
-from .batch_values import BatchValues
+from .batch_values import BatchValues, Samples, Shape, Total, Value, merge_values
 from .control_flow import ControlFlowRules
 from .op_kinds import (
     KEY_OF_SEED,
@@ -26,7 +26,6 @@ from .op_kinds import (
 )
 from .samples import SampleRules
 from .totals import TotalRules
-from .values import Samples, Shape, Total, Value, merge_values
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef

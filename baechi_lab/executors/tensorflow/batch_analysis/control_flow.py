@@ -11,10 +11,22 @@ import numpy as np
 
 from ....profilers.tensorflow.function_bodies import Library, body_graph, is_loop_invariant, tensor_specs
 from ....profilers.tensorflow.nodes import called_functions, data_inputs, output_types
-from .batch_values import CARRIES_VALUES, READS_SIZES, REDUCES_AXIS, BatchValues, ancestors, is_float
+from .batch_values import (
+    CARRIES_VALUES,
+    READS_SIZES,
+    REDUCES_AXIS,
+    BatchValues,
+    Samples,
+    Tensor,
+    Total,
+    Value,
+    ancestors,
+    is_float,
+    merge_values,
+    without_counts,
+)
 from .op_inputs import OpInputs
 from .op_kinds import REDUCTIONS, VARIANT
-from .values import Samples, Tensor, Total, Value, merge_values, without_counts
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef

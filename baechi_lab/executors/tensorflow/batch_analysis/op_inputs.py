@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from ....profilers.tensorflow.nodes import data_inputs, output_types
 from ..gradient_sums import argument_names
-from .batch_values import BatchValues
+from .batch_values import BatchValues, Samples, Tensor, Total, Value
 from .op_kinds import POSITIONS, SHAPED, SIZE_ARGUMENTS, VARIANT
-from .values import Samples, Tensor, Total, Value
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....profilers.tensorflow.nodes import data_inputs, output_types
-from .batch_values import SCATTERS_ENTRIES, WORKS_ALONG
+from .batch_values import SCATTERS_ENTRIES, WORKS_ALONG, Samples, Tensor, Total, Value
 from .op_inputs import OpInputs
 from .op_kinds import (
     ALONG_FIRST,
@@ -36,7 +36,6 @@ from .op_kinds import (
     SPATIAL,
     VARIANT,
 )
-from .values import Samples, Tensor, Total, Value
 
 _BETWEEN_BLOCKS = PASS_ON | {"ExpandDims", "Squeeze", "Reshape"}
 

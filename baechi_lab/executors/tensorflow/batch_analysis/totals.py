@@ -9,9 +9,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from .batch_values import Samples, Shape, Tensor, Total, Value
 from .op_inputs import OpInputs
 from .op_kinds import DIVISIONS, FIXED, LINEAR, MATRIX, PRODUCTS, REDUCTIONS, SCALING, SELECTIONS, SUMS
-from .values import Samples, Shape, Tensor, Total, Value
 
 _MOST_COUNTS = 1000  # pairs of possible counts whose sums are followed
 
