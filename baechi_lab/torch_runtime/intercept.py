@@ -168,11 +168,22 @@ class _Local(threading.local):
 
 
 class Intercepted:
-    """Replaces the `forward` of an instance. It cannot be copied, because the copy would call the original model."""
+    """Replaces the `forward` of an instance. It cannot be copied, because the copy would call the original model.
+
+    Models may share a module without state, such as an activation that is a default argument. Then the interception of the
+    later model calls that of the earlier one, `earlier`, unless the later model runs. `of_instance` is a `forward` that the
+    instance had of its own.
+    """
 
     def __init__(self, interceptor: Interceptor, name: str, module: nn.Module):
         functools.update_wrapper(self, module.forward, updated=())  # type: ignore[arg-type]
-        self.interceptor, self.name, self.module, self.original = interceptor, name, module, module.forward
+        self.interceptor, self.name, self.module = interceptor, name, module
+        forward: Function | LayerForward | ContainerForward = module.forward
+        self.earlier = forward if isinstance(forward, (LayerForward, ContainerForward)) else None
+        self.original: Function = forward.original if isinstance(forward, Intercepted) else forward
+        self.of_instance: Function | None = module.__dict__.get("forward")
+        if isinstance(forward, Intercepted):
+            self.of_instance = forward.of_instance
         self.local = interceptor.local
 
     def __deepcopy__(self, memo: object) -> NoReturn:
@@ -187,6 +198,8 @@ class LayerForward(Intercepted):
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         local = self.local
+        if self.earlier is not None and local.frame is None:
+            return self.earlier(*args, **kwargs)
         if local.inside:
             return self.original(*args, **kwargs)
         frame = local.frame
@@ -209,6 +222,8 @@ class ContainerForward(Intercepted):
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         local = self.local
+        if self.earlier is not None and local.frame is None:
+            return self.earlier(*args, **kwargs)
         if local.inside:
             return self.original(*args, **kwargs)
         if local.frame is None:
@@ -270,25 +285,32 @@ class Interceptor:
     def __init__(self, model: nn.Module, layers: Collection[str], handler: Handler):
         self.model, self.handler, self.local = model, handler, _Local()
         self.layers = frozenset(layers)
-        self.installed: list[tuple[nn.Module, Function | None]] = []
+        self.installed: list[tuple[nn.Module, LayerForward | ContainerForward]] = []
 
     def install(self) -> Interceptor:
         """Replaces the `forward` of the instances."""
         watch()
         for name, module, is_layer in walk(self.model, self.layers):
-            instance_forward = module.__dict__.get("forward")
-            module.forward = (LayerForward if is_layer else ContainerForward)(self, name, module)
-            self.installed.append((module, instance_forward))
+            intercepted = (LayerForward if is_layer else ContainerForward)(self, name, module)
+            module.forward = intercepted
+            self.installed.append((module, intercepted))
         return self
 
     def remove(self) -> None:
         """Restores the `forward` of every instance."""
         if self.installed:
             unwatch()
-        for module, instance_forward in self.installed:
+        for module, intercepted in self.installed:
+            later = module.__dict__.get("forward")  # of a model that shares the module
+            while isinstance(later, Intercepted) and later.earlier not in (None, intercepted):
+                later = later.earlier
+            if isinstance(later, Intercepted) and later.earlier is intercepted:
+                later.earlier = intercepted.earlier
+                continue
             del module.forward
-            if instance_forward is not None:
-                module.forward = instance_forward
+            forward_before = intercepted.earlier or intercepted.of_instance
+            if forward_before is not None:
+                module.forward = forward_before
         self.installed.clear()
 
     def run(self, name: str, forward: Function, args: Args, kwargs: Kwargs) -> object:

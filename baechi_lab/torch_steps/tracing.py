@@ -206,7 +206,8 @@ def check_model(model: nn.Module) -> None:
                 f"{module_label} is compiled by torch.compile; distribute the module that was compiled, its `_orig_mod` "
                 "(a distributed model runs uncompiled)"
             )
-        if isinstance(module.__dict__.get("forward"), Intercepted):
+        has_state = any(True for _ in (*module.parameters(), *module.buffers()))
+        if isinstance(module.__dict__.get("forward"), Intercepted) and (has_state or not name):
             raise InvalidInput(f"{module_label} is already distributed; gather the model first")
         if any(map(is_lazy, module._parameters.values())):
             raise InvalidInput(

@@ -390,6 +390,42 @@ def test_bad_assignments_are_rejected():
         bl.torch.distribute(Branches(), x, cpus(1), "single", graph=other_graph)
 
 
+class Activated(nn.Module):
+    """All models share the activation that is the default argument."""
+
+    def __init__(self, activation=nn.Sequential(nn.GELU(), nn.Tanh())):  # noqa: B008
+        super().__init__()
+        self.first, self.activation, self.last = nn.Linear(4, 8), activation, nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(self.activation(self.first(x)))
+
+
+@pytest.mark.parametrize("gathered_first", [0, 1])
+def test_bug_models_that_share_a_default_module_could_not_both_be_distributed(gathered_first):
+    models, x = [Activated(), Activated(), Activated()], torch.randn(3, 4)
+    plain_outputs = [model(x) for model in models]
+    activation = models[0].activation
+    for device, model in enumerate(models):
+        graph = bl.torch.profile(model, x, warmup=0, runs=1)
+        placement = bl.Placement(device=[device if "activation" in name else 1 for name in graph.names])
+        bl.torch.distribute(model, x, cpus(3), placement, graph=graph)
+    for model, outputs in zip(models, plain_outputs, strict=True):
+        torch.testing.assert_close(model(x), outputs)
+    for index in (gathered_first, 1 - gathered_first, 2):
+        bl.torch.gather(models[index])
+        for model, outputs in zip(models, plain_outputs, strict=True):
+            torch.testing.assert_close(model(x), outputs)
+    assert all("forward" not in vars(module) for module in activation.modules())
+
+
+def test_a_model_without_state_is_distributed_once():
+    x, placement = torch.ones(2), bl.Placement(device=[0, 1])
+    model = bl.torch.distribute(nn.Sequential(nn.Tanh(), nn.Tanh()), x, cpus(2), placement)
+    with pytest.raises(bl.InvalidInput, match="the model is already distributed"):
+        bl.torch.distribute(model, x, cpus(2), placement)
+
+
 class Moving(HostTransport):
     """Logical device 1 is torch's `meta`: mixing it with the CPU in one layer is an error of torch itself."""
 
