@@ -62,6 +62,7 @@ def test_metis_prints_in_its_own_process():
     assert output_of(METIS.format(direct=False)) == ""
 
 
+@pytest.mark.slow
 def test_metis_starts_again_after_its_process_was_killed():
     pytest.importorskip("pymetis")
     ring = ([0, 2, 4, 6, 8], [1, 3, 0, 2, 1, 3, 0, 2], [9, 1, 9, 1, 1, 9, 1, 9])  # 0-1 and 2-3 by edges of 9

@@ -197,6 +197,7 @@ def test_a_sweep_on_ray_gives_the_same_rows(ray_like, run_inline):
     assert ray_like["options"] == {"max_retries": 3, "num_cpus": 1}
 
 
+@pytest.mark.slow
 def test_cancelling_reaches_ray(ray_like):
     executor, block = RayExecutor(), threading.Event()
     running = [executor.submit(block.wait, 30) for _ in range(2)]

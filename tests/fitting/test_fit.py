@@ -257,6 +257,7 @@ def test_a_graph_alone_has_no_other_batch():
     assert np.isnan(answer.options[0].samples_per_second)
 
 
+@pytest.mark.slow
 def test_bug_the_table_had_arguments_where_people_read_words():
     answer = bl.fit(build(64), bl.Cluster.uniform(2, memory_bytes="400kB", link=LINK), every_option=True)
     choices = [(option.choice, option.texts()[1]) for option in answer.options if "=" in option.choice]

@@ -161,6 +161,7 @@ def test_outputs_that_share_memory_do_so_beside_a_host():
     assert simulated(graph, offloaded).peak_bytes[1] == 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", [bl.generators.chain, bl.generators.layered_dag])
 def test_bug_offloading_raised_the_peak_without_a_word(forward):
     """Copies that come back early, and ops that run in another order beside them: on one device the peak was higher."""

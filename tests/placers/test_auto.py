@@ -261,6 +261,7 @@ def test_what_is_tried_on_fewer_devices():
     assert ("metis", "optimized", 15) in many and ("contiguous", "raw", 8) in many and ("metis", "raw", 15) not in many
 
 
+@pytest.mark.slow
 def test_bug_more_memory_made_the_step_a_fifth_longer():
     """Where memory was scarce, placements were repaired by annealing; where it was not, nothing was annealed."""
     graph = generators.with_backward(generators.layered_dag(20, seed=0))
@@ -319,6 +320,7 @@ def test_micro_batches_without_a_schedule_need_no_pipeline(name):
         place(graph, cluster, name, objective="step", micro_batches=2, **limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [None, "1f1b"])
 def test_bug_auto_in_micro_batches_is_no_worse_than_a_rule(schedule):
     """Without a schedule, `auto` and `contiguous` minimised a step under 1F1B, which then was not what ran."""

@@ -264,6 +264,7 @@ def test_the_callback_hears_of_progress_and_stops_the_proof():
     assert simulate(graph, cluster, placement).feasible
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ending", ["sys.exit(9)", "print('{\"status\": ', end='', flush=True); os.kill(os.getpid(), 9)"]
 )

@@ -35,6 +35,7 @@ def test_the_smallest_period_is_proven(seed):
     assert placement.info["bound_us"] <= best * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", fast(range(3), 1))
 def test_the_shortest_step_is_proven(seed):
     graph, cluster = training(seed, 4 + seed % 2), uneven_cluster(2 + seed % 2, COMM[seed % 3])

@@ -28,6 +28,7 @@ def test_interleaved_stages_divide_the_bubble(placer):
     assert stage_devices(graph, free(P), placement, "interleaved-1f1b") == [0, 1, 2, 3] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placer", ["contiguous", "ideals", "search", "auto"])
 def test_zb_v_leads_there_and_back(placer):
     """8 layers with F, B and W of 1 us: every device works 8 x 6 us, the last begins p - 1 us after the first."""

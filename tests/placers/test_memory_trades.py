@@ -36,6 +36,7 @@ def test_what_fits_only_by_recomputing_or_offloading(placer, params):
     assert bl.recompute(graph, **keyword) == repeated.graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", slow([9000, 12_000], 9000))
 def test_never_slower_than_without(memory):
     """Memory binds, and is enough for a placement: with half of the simulations search finds as much by itself here."""

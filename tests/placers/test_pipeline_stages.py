@@ -501,6 +501,7 @@ def test_a_schedule_that_no_cut_can_follow_says_why():
         place(graph, cluster, "contiguous", objective="step", micro_batches=3, schedule="0F0 0B0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placer", ["contiguous", "ideals", "auto", "search"])
 def test_bug_groups_whose_ops_do_not_fit_under_the_schedule_are_not_returned(placer):
     """One group holds 24 bytes at a time, its ops 16 of each micro-batch when all forward ops have run: 2 * 16 = 32."""
@@ -645,6 +646,7 @@ def test_bug_backward_ops_of_tensorflow_have_a_device_of_their_own(placer, objec
     assert simulate(graph, cluster, placement, micro_batches=8, schedule="1f1b").makespan_us == PIPELINED + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1", "zb-auto", "zb-v", "interleaved-1f1b"])
 def test_updates_do_not_tie_layers_together_under_other_schedules(schedule):
     graph, cluster = trained("clipped"), Cluster.uniform(2, link=Link(0.0, 0.0))

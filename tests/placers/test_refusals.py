@@ -443,6 +443,7 @@ def step_with_activations_in_place(layers, seed):
     return bl.OpGraph.from_edges([5] * n, edges, persistent_bytes=persistent_bytes, reuse=reuse, forward_of=forward_of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placer", ["m-etf", "m-sct", "m-topo", "auto"])
 def test_bug_steps_that_fit_by_a_few_bytes_of_reuse_were_refused(placer):
     """Two devices with 54 % of the bytes that one needs. Limits 2 % larger lead to a placement that fits; 25 % do not."""

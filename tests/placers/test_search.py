@@ -81,6 +81,7 @@ def two_chains():
     return OpGraph.from_edges([10] * 5, edges), Cluster.uniform(2, memory_bytes=100, link=Link(3.0, 0.0))
 
 
+@pytest.mark.slow
 def test_two_chains_meet_after_one_transfer():
     # One device: 50. A chain each: 10 + 10, then 3 for the transfer, then 10.
     graph, cluster = two_chains()

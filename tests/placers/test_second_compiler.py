@@ -89,6 +89,7 @@ def test_one_process_of_a_program_compiles_ahead_and_ends_by_itself(processes, m
     assert len(processes) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 def test_one_process_of_a_program_compiles_for_advice_and_ends_by_itself(processes, monkeypatch):
     monkeypatch.setattr(second_compiler, "ADVISED_PLACERS", ())

@@ -446,6 +446,7 @@ MASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fast(MASKS, 1))
 def test_bug_estimates_had_masks_that_the_model_does_not_make(name, monkeypatch):
     """Attention gets the arguments that it gets in a real run: whether a mask, of which shape, causal, shared heads."""
@@ -616,6 +617,7 @@ QUANTIZED = {  # the weight of a layer of 64 inputs and 128 outputs
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", fast(QUANTIZED, 1))
 def test_bug_quantized_weights_counted_in_the_type_of_activations(method):
     """Bytes by hand, with scales, zero points and code books; the head stays as it is; only the rest is trained."""

@@ -338,6 +338,7 @@ def peak(graph):
     return bl.simulate(graph, cluster, bl.Placement(device=[0] * graph.n, graph_key=graph.key)).peak_bytes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("fused-adam", 2)])
 def test_bug_gradients_were_counted_twice(optimizer, states, tmp_path):
     """Four products of 64 numbers: weights, gradients and states once each, as ONNX, as exported, in a file, as a module."""
@@ -590,6 +591,7 @@ def test_bug_shapes_of_ml_were_not_known_where_an_output_leaves_its_size_open():
     assert graph.output_shapes == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", fast(["graph", "branch", "function"], 1))
 @pytest.mark.parametrize("op", fast(["EyeLike", "DictVectorizer", "RegexFullMatch", "TreeEnsemble"], 2))
 def test_bug_operators_behind_custom_ones_do_not_end_the_process(op, place):

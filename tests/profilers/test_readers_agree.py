@@ -88,6 +88,7 @@ def us_of_tensorflow(sizes, precision):
     return us_without_updates(bl.profile(step, *inputs, hardware="h100", precision=precision))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", fast(["tf32", "fp32", "bf16"], 1))
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(

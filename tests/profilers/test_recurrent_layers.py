@@ -32,6 +32,7 @@ def fused_loops(step):
     return structure, [i for i, node in enumerate(structure.nodes) if is_fused(node)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", fast(["GRU", "LSTM"], 1))
 def test_bug_layers_that_a_gpu_runs_as_one_kernel_were_estimated_op_by_op(kind):
     """They took 13 times as long as PyTorch's."""
@@ -57,6 +58,7 @@ def test_bug_layers_that_a_gpu_runs_as_one_kernel_were_estimated_op_by_op(kind):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", fast(["GRU", "LSTM"], 1))
 def test_the_readers_of_tensorflow_and_pytorch_agree(kind):
     """For a layer whose products take longer than launches."""

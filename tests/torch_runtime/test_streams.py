@@ -241,6 +241,7 @@ CLUSTERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("name", fast(["branches", "gnmt", "resnet50"], 1))

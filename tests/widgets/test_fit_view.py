@@ -116,6 +116,7 @@ def test_peaks_and_times_of_options_have_one_base_the_step_as_it_is():
     )
 
 
+@pytest.mark.slow
 def test_the_step_of_a_graph_is_told_apart_from_that_of_its_micro_batches():
     """Of a graph alone nobody knows the batch: it said "in one batch" beside a step of eight micro-batches."""
     bench = Workbench(graph(), bl.Cluster.uniform(2), placer="contiguous", passes=(), micro_batches=8, schedule="1f1b")

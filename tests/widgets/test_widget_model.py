@@ -425,6 +425,7 @@ def test_code_that_asks_for_the_outcome_of_a_large_graph_gets_auto_s(large):
     assert model.open().timeline.makespan_us == steps["auto"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placer", "is_slow"),
     [pytest.param("m-sct", True, marks=pytest.mark.slow), ("search", True), ("m-topo", False), ("contiguous", False)],
@@ -688,6 +689,7 @@ def trace_file(tmp_path):
     return tmp_path / "step.json"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_what_a_trace_warns_of_is_on_the_screen_while_its_graph_is_shown(trace_file, diamond, pair, capfd):
     bench = bl.Workbench(None, pair, source=f"file:{trace_file}", placer="single", passes=())

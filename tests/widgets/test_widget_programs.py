@@ -46,6 +46,7 @@ def test_a_program_opens_and_is_estimated_for_the_hardware_of_the_setting(diamon
     assert from_code(bench.export.code.value).hardware == "h100"
 
 
+@pytest.mark.slow
 def test_a_program_without_a_batch_size_gets_one(diamond, pair, open_program):
     """Exported programs mostly leave it open."""
     bench = bl.Workbench(diamond, pair.with_memory("1GB"), placer="single", passes=())

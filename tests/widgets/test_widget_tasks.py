@@ -459,6 +459,7 @@ def test_the_table_is_shown_best_first(graph):
     assert best_first(table)["placer"].tolist() == ["fast", "slow", "tight", "none"]
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_when_the_process_ends_comes_to_its_own_end():
     """The end of the process waits for it: in the middle of a solver it would abort."""
     program = (

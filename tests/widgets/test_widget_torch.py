@@ -158,6 +158,7 @@ def test_processors_of_one_process_copy_nothing():
     assert foreign(replace(measured, setting=measured.setting.replace(cluster=cluster))) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", fast([None, 3], 1))
 def test_the_script_is_shown_and_written_for_the_devices_of_the_setting(tmp_path, micro_batches):
     pipeline = {} if micro_batches is None else {"micro_batches": micro_batches, "schedule": "1f1b"}
@@ -178,6 +179,7 @@ def test_the_script_is_shown_and_written_for_the_devices_of_the_setting(tmp_path
     assert panel.script.value == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fast(FORMATS, 4))
 def test_each_plan_is_the_library_s_or_its_refusal(name):
     step = make_step()

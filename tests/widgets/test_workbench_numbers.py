@@ -226,6 +226,7 @@ def test_it_starts_with_auto_and_says_whose_answer_it_took(diamond, pair):
     assert first_setting(diamond, bl.Cluster.uniform(2, kind="cpu"), {"hardware": "h100"}).hardware == "h100"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["step", "throughput"])
 def test_bug_auto_with_micro_batches_left_old_numbers_in_the_header(objective):
     """Its table has `step_us` or `period_us` instead of `makespan_us`."""
@@ -252,6 +253,7 @@ def test_a_header_that_fails_shows_no_older_numbers(diamond, pair, monkeypatch):
     assert bench.header.facts.value == "" and "no facts" in bench.header.problem.value
 
 
+@pytest.mark.slow
 def test_groups_that_leave_nothing_to_divide_are_mended_by_one_click(forked, two):
     bench = bl.Workbench(forked, two, placer="m-etf", passes=GROUPING)
     assert bench.outcome.timeline.makespan_us == 10 + 10 + 5
@@ -377,6 +379,7 @@ def test_a_slow_rule_is_told_of_groups_and_of_auto():
     assert model.advice == () and model.outcome.timeline.makespan_us == 30
 
 
+@pytest.mark.slow
 def test_a_placement_without_stages_is_mended_by_one_click():
     graph = bl.generators.unrolled_rnn(2, 3)
     bench = bl.Workbench(graph, bl.Cluster.uniform(2), placer="m-etf", micro_batches=4)
@@ -436,6 +439,7 @@ def test_bug_a_bubble_below_zero():
     assert outcome.bubble == rows["bubble"][0] == 0.0
 
 
+@pytest.mark.slow
 def test_micro_batches_schedule_and_replicas_are_the_library_s():
     graph = bl.generators.unrolled_rnn(2, 3)
     cluster = bl.Cluster.uniform(2)
@@ -786,6 +790,7 @@ def test_explain_says_ties_jumps_and_holds_starts_against_the_timeline():
     assert log.next_interesting(0) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placer", "params", "rule"),
     [
@@ -945,6 +950,7 @@ def test_bug_a_gap_of_rounding_errors_was_a_tenth_of_a_percent():
     assert list(gaps.texts) == ["0.0", "0.0", "6.0"]
 
 
+@pytest.mark.slow
 def test_explore_offers_the_number_of_devices_of_the_setting(diamond):
     bench = bl.Workbench(diamond, bl.Cluster.uniform(8), placer="single", passes=())
     bench.model.inline = True
@@ -1010,6 +1016,7 @@ def _fork():
     return graph
 
 
+@pytest.mark.slow
 def test_many_devices_with_little_of_the_step_are_one_part_of_the_verdict():
     """A chain over 41 devices, 60 us on the first and 1 us on each other; a link costs nothing."""
     cluster = bl.Cluster.uniform(41, link=bl.Link(0.0, 0.0))
@@ -1207,6 +1214,7 @@ def test_a_workbench_does_not_open_on_an_error(two):
     assert bench.explore.table["makespan_us"].tolist()[1] == 10.0
 
 
+@pytest.mark.slow
 def test_a_hardware_preset_is_one_click_and_the_rest_is_advanced(diamond, pair):
     from baechi_lab.widgets.setting import HARDWARE_PRESETS
 

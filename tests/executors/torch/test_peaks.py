@@ -399,6 +399,7 @@ HIDDEN_BYTES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HIDDEN_BYTES)
 def test_bug_estimates_left_out_what_operators_hold_beside_their_shapes(name):
     """The mean of a loss may lie in memory as large as its input; a VideoMAE needed 6 % more, the neck of SAM 16 %, and a

@@ -199,6 +199,7 @@ def with_penalty(outputs, labels):
     return F.cross_entropy(outputs[0], labels) + outputs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "loss", "message"),
     [
@@ -227,6 +228,7 @@ class AutocastRouter(Router):
             return super().forward(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("penalty", "kind"), [(0.0, "mean"), (0.3, "neither")])
 def test_bug_autocast_hid_a_loss_that_couples_samples(penalty, kind):
     """Differences within the rounding of bfloat16 passed; now the step is compared without autocast, too."""
@@ -441,6 +443,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow([*CHANGED, "nothing"], "new buffer", "data"))
 def test_bug_what_a_forward_pass_changes_for_the_next_one_was_not_warned_of(kind: str) -> None:
     """Micro-batches change it one after the other; the undivided batch changes it once."""

@@ -223,6 +223,7 @@ class _Heads(nn.Module):
         return (query @ key.transpose(-1, -2)).softmax(-1) @ key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "shape"), [(_Pairs, (16, 64)), (_Heads, (4, 16, 32)), (lambda: nn.Conv2d(3, 16, 3), (2, 3, 16, 16))]
 )

@@ -155,6 +155,7 @@ UNTRAINED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow(UNTRAINED, "inference_mode", "detached", "not used"))
 def test_bug_what_gets_no_gradient_had_gradients_states_and_updates(case):
     """Weights, and gradients and two states of those that the backward pass reaches, as a measured profile has them."""

@@ -415,6 +415,7 @@ class CheckpointedBlocks(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reentrant", "values"), [(None, 2), (False, 1), (True, 1)])
 @pytest.mark.parametrize("options", [{"warmup": 0, "runs": 1}, {"hardware": {"gpu": "cpu-core"}}], ids=str)
 def test_a_checkpointed_block_holds_its_input_alone(reentrant, values, options):

@@ -46,6 +46,7 @@ def test_a_step_starts_its_products_and_its_gates_and_a_small_layer_is_one_kerne
     assert recurrent_kernel(layer, 100, 64, 192, 4, backward=True).followed_by is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", GATES)
 def test_bug_only_lstms_were_one_kernel(kind, options):
