@@ -84,11 +84,13 @@ _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def exact_bytes(size: int) -> str:
-    """Returns a size in bytes as text, in the largest unit that is exact.
+    """Returns a size in bytes as text, in the largest unit that is exact; GB may have up to three decimals.
 
     >>> exact_bytes(8 << 30), exact_bytes(2_400_000_000), exact_bytes(7)
-    ('8 GiB', '2400 MB', '7 B')
+    ('8 GiB', '2.4 GB', '7 B')
     """
+    if size % 2**30 and size > 10**9 and size % 10**6 == 0:
+        return f"{size / 10**9:.12g} GB"
     units = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 10**3))
     return next((f"{size // unit} {name}" for name, unit in units if size and size % unit == 0), f"{size} B")
 
@@ -100,7 +102,7 @@ def format_limit(size: float) -> str:
     ('8.59 GB = 8 GiB', '8 GB', '12.35 GB')
     """
     exact = exact_bytes(int(size))
-    if int(exact.split()[0]) >= 10_000 or exact.endswith("KiB"):
+    if float(exact.split()[0]) >= 10_000 or exact.endswith("KiB"):
         return format_bytes(size)
     return f"{format_bytes(size)} = {exact}" if exact.endswith("iB") else exact
 

@@ -149,12 +149,15 @@ class Recompute(Pass):
         )
         choices = (graph_with_copies(plan, plan.node if self.ordered else None) for plan in plans)
         first = next(choices)
+        is_named = self.drop is None and (self.keep is None or self.keep in KEEP)
+        if first is graph and is_named and self.keep != "all":
+            warn(f"recomputing saves nothing here: {self.keep or 'sqrt'!r} drops no output of graph {graph.name!r}")
         if first is graph or (peak := readiness_peak(first)) < before:
             return first
         for alternative in choices:
             if readiness_peak(alternative) < before:
                 return alternative
-        rises = peak > before and self.drop is None and (self.keep is None or self.keep in KEEP)
+        rises = peak > before and is_named
         warn(
             f"recomputing saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(peak)}, and "
             f"{format_bytes(before)} without" + ("; the graph is returned as it was" if rises else ""),

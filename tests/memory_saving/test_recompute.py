@@ -464,6 +464,13 @@ def test_a_choice_that_saves_nothing_is_no_silent_one():
         bl.recompute(graph, "boundaries")
     with pytest.warns(UserWarning, match="saves nothing here"):
         assert bl.recompute(graph, drop=["f1", "f2"]).n == graph.n + 2
+    chain = bl.generators.chain(3)  # without a backward pass
+    for keep in ("boundaries", "sqrt"):
+        with pytest.warns(UserWarning, match=f"'{keep}' drops no output of graph 'chain-3'"):
+            assert bl.recompute(chain, keep) is chain
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bl.recompute(chain, "all") is bl.recompute(chain, drop=[]) is bl.recompute(chain, budget="1GB") is chain
 
 
 def test_updates_do_not_wait_for_the_end_of_the_step():

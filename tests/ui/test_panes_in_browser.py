@@ -419,7 +419,7 @@ TWO_ADVICES = """(cause) => [2, 3].forEach((k) => {
   row.before = [row.style.display, text.innerHTML];
   row.style.display = 'flex';
   text.innerHTML = `<div class="bl-note bl-advice-text"><span class="bl-advice-cause">${cause}</span>`
-    + '<span class="bl-advice-change">: 422.8 -> 351.8 ms</span></div>';
+    + '<span class="bl-advice-change"> 422.8 -> 351.8 ms</span></div>';
 })"""
 TAKE_BACK_ADVICES = """() => [2, 3].forEach((k) => {
   const row = document.querySelector(`.bl-messages > :nth-child(${k})`);

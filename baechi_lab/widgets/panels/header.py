@@ -53,9 +53,10 @@ class AdviceRow:
 def advice_as_html(advice: Advice, is_applied: bool) -> str:
     """Returns an advice as HTML, in which only the cause is shortened where there is little room."""
     cause = f"Applied: {advice.cause}" if is_applied else advice.cause[:1].upper() + advice.cause[1:]
-    change = f'<span class="bl-advice-change">: {html.escape(advice.change)}</span>' if advice.change else ""
+    colon = ":" if advice.change else ""
+    change = f'<span class="bl-advice-change"> {html.escape(advice.change)}</span>' if advice.change else ""
     hint = f"{cause} ({advice.details})" if advice.details else cause
-    words = f'<span class="bl-advice-cause" title="{html.escape(hint)}">{with_term_tooltips(cause)}</span>'
+    words = f'<span class="bl-advice-cause" title="{html.escape(hint)}">{with_term_tooltips(cause)}{colon}</span>'
     return f'<div class="bl-note bl-advice-text">{words}{change}</div>'
 
 
