@@ -32,9 +32,7 @@ def add_cluster(parser: argparse.ArgumentParser, devices: int = 4) -> None:
         help="memory per device, one for all or one each (that of the kind, 8GB for kinds that are no named hardware)",
     )
     group.add_argument(
-        "--speed",
-        metavar="X[,X...]",
-        help="speed relative to the profiled device, one for all or one each (1)",
+        "--speed", metavar="X[,X...]", help="speed relative to the profiled device, one for all or one each (1)"
     )
     group.add_argument(
         "--cluster",
@@ -62,9 +60,7 @@ def add_transfers(parser: argparse.ArgumentParser) -> None:
         "--link-us-per-byte", metavar="US", help="microseconds per byte of a transfer (those of the link)"
     )
     group.add_argument(
-        "--comm",
-        metavar="MODE",
-        help=f"how transfers share the links: {', '.join(COMMUNICATION_MODES)} (sequential)",
+        "--comm", metavar="MODE", help=f"how transfers share the links: {', '.join(COMMUNICATION_MODES)} (sequential)"
     )
 
 

@@ -91,18 +91,7 @@ def print_comparison(table: pandas.DataFrame) -> None:
     """Prints the table of `bl.compare`, then why rows are not feasible, and further remarks."""
     rows = rows_of(table)
     has_measurements = any(row.get("measured_us") is not None for row in rows)
-    header = [
-        "placer",
-        "step",
-        "speedup",
-        "lower bound",
-        "gap",
-        "peak memory",
-        "fits",
-        "moved",
-        "balance",
-        "placed in",
-    ]
+    header = ["placer", "step", "speedup", "lower bound", "gap", "peak memory", "fits", "moved", "balance", "placed in"]
     if has_measurements:
         header += ["measured", "peak, measured"]
     if "native_ratio" in table:

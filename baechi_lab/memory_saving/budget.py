@@ -71,7 +71,7 @@ def best_graph_within(graph: OpGraph, budget: int, ordered: bool = False, time_l
         if has_code_order(graph) and (peak := order_peak(graph_within, code_order(graph_within))) > budget * 1.001:
             warn(
                 f"the plan for budget {format_bytes(budget)} keeps to it in the order of its ops; PyTorch runs them in the "
-                f"order of the code and may need {format_bytes(peak)}, {peak / max(budget, 1) - 1:.1%} more",
+                f"order of the code and may need {format_bytes(peak)}, {peak / max(budget, 1) - 1:.1%} more"
             )
         return graph_within
     least, proof = plans.least_bytes, plans.lower_bound

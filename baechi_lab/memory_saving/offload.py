@@ -118,7 +118,7 @@ def offload(
     device_label = "one device" if placement is None else f"device {cluster.names[device]!r}"
     warn(
         f"offloading saves nothing here: the peak of graph {graph.name!r} on {device_label} is {format_bytes(after)}, and "
-        f"{format_bytes(before)} without" + ("" if is_explicit else "; the graph is returned as it was"),
+        f"{format_bytes(before)} without" + ("" if is_explicit else "; the graph is returned as it was")
     )
     return offloaded_graph if is_explicit else graph
 
@@ -413,7 +413,7 @@ def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) 
             warn(
                 f"offloading raises the peak of device {cluster.names[device]!r} from {format_bytes(low)} to "
                 f"{format_bytes(high)} in this placement of graph {graph.name!r}; bl.offload(..., placement=) offloads only "
-                "where no peak rises",
+                "where no peak rises"
             )
     return with_host
 

@@ -160,6 +160,6 @@ class Recompute(Pass):
         rises = peak > before and is_named
         warn(
             f"recomputing saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(peak)}, and "
-            f"{format_bytes(before)} without" + ("; the graph is returned as it was" if rises else ""),
+            f"{format_bytes(before)} without" + ("; the graph is returned as it was" if rises else "")
         )
         return graph if rises else first

@@ -72,11 +72,9 @@ CHECKED = (
 )
 """Model types whose parameters were compared with those of transformers 5.24: they differ by at most one percent."""
 
-UNTIED_UNLESS_SAID = GATED | frozenset(
-    "apertus arcee codegen gpt_neox gptj jais2 nemotron persimmon phi".split(),
-)
+UNTIED_UNLESS_SAID = GATED | frozenset("apertus arcee codegen gpt_neox gptj jais2 nemotron persimmon phi".split())
 TIED_UNLESS_SAID = frozenset(
-    "cohere cohere2 ernie4_5 ernie4_5_moe gemma gemma2 gemma3 gemma3_text minicpm3 modernbert smollm3 vaultgemma youtu".split(),
+    "cohere cohere2 ernie4_5 ernie4_5_moe gemma gemma2 gemma3 gemma3_text minicpm3 modernbert smollm3 vaultgemma youtu".split()
 )
 """Model types whose output layer has weights of its own unless the configuration ties them, and exceptions."""
 

@@ -161,7 +161,7 @@ def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
     for i in normalizing[:1]:
         warn(
             f"op {graph.names[i]!r} normalises by the statistics of its batch: every micro-batch sees its own, so the step is "
-            "not that of the undivided batch",
+            "not that of the undivided batch"
         )
 
 

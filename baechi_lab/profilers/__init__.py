@@ -15,12 +15,4 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(__name__)
 
-__all__ = [
-    "Hardware",
-    "LinkFit",
-    "Report",
-    "profile",
-    "profile_program",
-    "profile_with_report",
-    "trace",
-]
+__all__ = ["Hardware", "LinkFit", "Report", "profile", "profile_program", "profile_with_report", "trace"]

@@ -149,13 +149,13 @@ class TorchStep:
             if fewest_states < most_states:
                 warn(
                     f"the optimizer of step {self.name!r} keeps {fewest_states} tensors for some parameters and "
-                    f"{most_states} for others; {most_states} are counted for all",
+                    f"{most_states} for others; {most_states} are counted for all"
                 )
             return most_states
         warn(
             f"the optimizer of step {self.name!r} updates no parameters but its model's "
             f"({type(failure).__name__}: {' '.join(str(failure).split()):.200}); its state is not counted: give "
-            "optimizer_states=",
+            "optimizer_states="
         )
         return 0
 

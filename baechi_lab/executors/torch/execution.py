@@ -233,10 +233,7 @@ def unroll_micro_batches(placed_model: PlacedModel) -> OpGraph:
 
 
 def divide(
-    placed_model: PlacedModel,
-    schedule: ScheduleOption | None,
-    pipeline: bool | None,
-    reduction: str | None,
+    placed_model: PlacedModel, schedule: ScheduleOption | None, pipeline: bool | None, reduction: str | None
 ) -> StepDivision:
     """Decides how a placed step runs. Replicas of stages need processes of their own; the rest of the choice is `execute`'s.
 

@@ -74,14 +74,9 @@ def _known_graph(
     from ...profilers.torch.layers import profile_layers
 
     if graph is None:
-        graph = profile_layers(
-            model,
-            step.inputs,
-            warmup=0,
-            runs=1,
-            traced=model_trace,
-            step=step,
-        ).graph(optimizer_states=step.optimizer_states)
+        graph = profile_layers(model, step.inputs, warmup=0, runs=1, traced=model_trace, step=step).graph(
+            optimizer_states=step.optimizer_states
+        )
     calls = len(model_trace.calls)
     if placement.n == calls and placement.graph_key is None and placement.group_of is None and graph.n != calls:
         group_device = dict(zip(graph.colocation[:calls].tolist(), placement.device.tolist(), strict=True))

@@ -197,7 +197,7 @@ def _equal(after: torch.Tensor | None, before: torch.Tensor) -> bool:
 def _warn_about_state(step: TorchStep, state: str) -> None:
     warn(
         f"each forward pass of step {step.name!r} changes {state}, which the next one reads: a micro-batch sees what those "
-        "before it have made, so the step is not that of the undivided batch",
+        "before it have made, so the step is not that of the undivided batch"
     )
 
 
@@ -309,13 +309,13 @@ def _is_mean_or_sum(
             assumed_reduction = verdict
         elif verdict is not None:
             warn(
-                f"the loss of step {step.name!r} {verdict}: gradients are those of the mean, not those of the undivided batch",
+                f"the loss of step {step.name!r} {verdict}: gradients are those of the mean, not those of the undivided batch"
             )
             return None
     warn(
         f"step {step.name!r} draws random numbers or does not run on the whole batch, so nothing tells how its loss adds up: "
         f"gradients are those of the {assumed_reduction}, which may not be those of the undivided batch; reduction='mean' or "
-        "'sum' says how it adds up",
+        "'sum' says how it adds up"
     )
     return assumed_reduction == "mean"
 

@@ -62,10 +62,7 @@ class Measurement(Observer):
     """
 
     def __init__(
-        self,
-        placed_model: PlacedModel,
-        unrolled_graph: OpGraph | None = None,
-        storages: StorageTracker | None = None,
+        self, placed_model: PlacedModel, unrolled_graph: OpGraph | None = None, storages: StorageTracker | None = None
     ):
         model, model_trace, graph, placement = (
             placed_model.model,

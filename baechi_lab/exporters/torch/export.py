@@ -40,11 +40,7 @@ from .sources import Sources, batch_bytes, flat, runtime_files, saved_bytes
 
 
 def pipeline_files(
-    step: TorchStep,
-    model: nn.Module,
-    division: StepDivision,
-    pipelined_step: PipelinedStep,
-    devices: tuple[str, ...],
+    step: TorchStep, model: nn.Module, division: StepDivision, pipelined_step: PipelinedStep, devices: tuple[str, ...]
 ) -> dict[str, str | bytes]:
     """Returns the files of the export: name -> text or bytes. `pipelined_step` is that of the `division`."""
     sources = Sources()
@@ -170,7 +166,7 @@ def folder_files(
             warn(
                 f"the loss of step {step.name!r} averages over what counts in a micro-batch, and its model cannot be run "
                 "without data: gradients of the exported script are the mean of its micro-batches', not those of the undivided "
-                "batch",
+                "batch"
             )
         if division.pipelined_step is not None:
             process_devices = torch_devices(placed_model.cluster, devices)

@@ -174,8 +174,7 @@ def _unrolled_graph(
     steps, layers = int(steps), int(arguments["layers"])
     blocks = layers * (steps if ops is None else 4)  # graphs of up to four steps tell how many there must be
     check_size(
-        f"{in_short(layers)} layers" + (f" of {in_short(steps)} steps" if ops is None else ""),
-        blocks * _OPS_PER_CELL,
+        f"{in_short(layers)} layers" + (f" of {in_short(steps)} steps" if ops is None else ""), blocks * _OPS_PER_CELL
     )
     batch, hidden, vocabulary = (int(arguments[key]) for key in ("batch", "hidden", "vocabulary"))
     largest = max(32 * hidden**2, 4 * max(batch, hidden) * vocabulary, 16 * batch * hidden * steps)

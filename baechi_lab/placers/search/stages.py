@@ -142,12 +142,7 @@ def _is_allowed(candidate: Candidate, units: PipelineUnits) -> bool:
 
 
 def _measure(
-    graph: OpGraph,
-    cluster: Cluster,
-    objective: Objective,
-    candidate: Candidate,
-    units: PipelineUnits,
-    best_us: float,
+    graph: OpGraph, cluster: Cluster, objective: Objective, candidate: Candidate, units: PipelineUnits, best_us: float
 ) -> float:
     """Returns the period or step in microseconds; infinite if the candidate is infeasible.
 

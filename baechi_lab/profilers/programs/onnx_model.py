@@ -15,13 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...errors import FormatError
-from ...graph.formats.onnx_file import (
-    check_versions,
-    load_model,
-    onnx_package,
-    op_names,
-    opset_version,
-)
+from ...graph.formats.onnx_file import check_versions, load_model, onnx_package, op_names, opset_version
 from ...graph.formats.reading import stem, with_file_name
 from ...graph.tensors import shapes_in_words
 from ..arithmetic import per_element

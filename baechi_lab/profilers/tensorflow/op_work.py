@@ -99,16 +99,7 @@ def count_work(structure: Structure) -> Work:
                 )
                 tensor_sizes = [prod(shape) * width.get(dtype, 0) or HANDLE_BYTES for shape, dtype in shapes_with_types]
                 read_sizes, written_sizes = tensor_sizes[: len(inner.inputs)], tensor_sizes[len(inner.inputs) :]
-                add(
-                    i,
-                    inner.times,
-                    inner.node,
-                    inner.inputs,
-                    inner.outputs,
-                    read_sizes,
-                    written_sizes,
-                    inner.adds_bias,
-                )
+                add(i, inner.times, inner.node, inner.inputs, inner.outputs, read_sizes, written_sizes, inner.adds_bias)
             continue
         ins, outs = structure.data_inputs[i], structure.output_tensors[i]
         read_sizes = [sizes[t] for t in ins]

@@ -24,10 +24,7 @@ class AttributeOutput:
 
 
 def attribute_outputs(
-    trace: Trace,
-    memory: Sequence[CallMemory],
-    readers: Mapping[int, Collection[int]],
-    backward: Mapping[int, int],
+    trace: Trace, memory: Sequence[CallMemory], readers: Mapping[int, Collection[int]], backward: Mapping[int, int]
 ) -> dict[int, AttributeOutput]:
     """Returns the storages that attributes hold.
 

@@ -387,11 +387,7 @@ def _fused_functions(own_thread: int) -> dict[str, Callable[..., Any]]:
             return rms_norm(input, normalized_shape, weight, eps)
         return functional.layer_norm(input, normalized_shape, weight, eps=eps or 1e-5)
 
-    return {
-        "dropout": fused_dropout,
-        "rms_norm": fused_rms_norm,
-        "scaled_dot_product_attention": fused_attention,
-    }
+    return {"dropout": fused_dropout, "rms_norm": fused_rms_norm, "scaled_dot_product_attention": fused_attention}
 
 
 def _fused_recurrent(function: Callable[..., Any], own_thread: int, on_cpu: bool) -> Callable[..., Any]:

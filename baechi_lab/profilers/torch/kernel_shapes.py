@@ -52,11 +52,7 @@ NUMBERS: dict[str, int | None] = {
 }
 """Operators in `arithmetic.multiprocessor_us`, and the position of the argument whose numbers count; None for the output."""
 _FUSED_ATTENTION = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention")
-INT4_PRODUCTS = (
-    "_weight_int4pack_mm",
-    "_weight_int4pack_mm_for_cpu",
-    "_weight_int4pack_mm_with_scales_and_zeros",
-)
+INT4_PRODUCTS = ("_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu", "_weight_int4pack_mm_with_scales_and_zeros")
 """Products with weights of 4 bits, which lie in memory in tiles; their scales have a column per column of the output."""
 _CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable")
 _CAUSAL = {
@@ -301,22 +297,13 @@ def _attention(operands: Sequence[torch.Tensor], causal: bool = False) -> Produc
     query, key, value = operands
     heads, positions, keys = prod(query.shape[:-2]), query.shape[-2], key.shape[-2]
     keys = (keys + 1) // 2 if causal and keys > 1 else keys
-    return (
-        Product(heads, positions, keys, query.shape[-1]),
-        Product(heads, positions, value.shape[-1], keys),
-    )
+    return (Product(heads, positions, keys, query.shape[-1]), Product(heads, positions, value.shape[-1], keys))
 
 
 def _attention_backward(operands: Sequence[torch.Tensor], causal: bool = False) -> Products:
     """Scores again, and the gradients of both products."""
     scores, context = _attention(operands, causal)
-    return (
-        scores,
-        context.left_gradient,
-        context.right_gradient,
-        scores.left_gradient,
-        scores.right_gradient,
-    )
+    return (scores, context.left_gradient, context.right_gradient, scores.left_gradient, scores.right_gradient)
 
 
 def _convolution(args: Args) -> Products:

@@ -285,11 +285,7 @@ class MemoryWatch(Handler):
         return outputs
 
     def _classify(
-        self,
-        op: int,
-        arguments: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        saved_tensors: list[torch.Tensor],
+        self, op: int, arguments: list[torch.Tensor], outputs: list[torch.Tensor], saved_tensors: list[torch.Tensor]
     ) -> None:
         """Records which inputs and outputs call `op` saves, and the bytes of the other tensors in `saved_tensors`."""
         activations = [(k, t) for k, t in enumerate(arguments) if not isinstance(t, nn.Parameter)]

@@ -46,16 +46,7 @@ ALONG_FIRST = frozenset(
     {"RandomShuffle", "StatelessShuffle", "InvertPermutation", "SpaceToBatchND", "BatchToSpaceND", "DiagPart", "Diag"}
 )
 CONVOLUTIONS = ("Conv", "DepthwiseConv")
-SPATIAL = (
-    *CONVOLUTIONS,
-    "MaxPool",
-    "AvgPool",
-    "Resize",
-    "DepthToSpace",
-    "SpaceToDepth",
-    "Extract",
-    "Dilation",
-)
+SPATIAL = (*CONVOLUTIONS, "MaxPool", "AvgPool", "Resize", "DepthToSpace", "SpaceToDepth", "Extract", "Dilation")
 """Ops whose first input has the batch as its first axis."""
 REARRANGING = frozenset({"StridedSlice", "Split", "SplitV", "Unpack", "Reshape", "GatherV2", "GatherNd"})
 INDEXING = frozenset({"Pack", "ConcatV2", "Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"})
