@@ -55,18 +55,18 @@ POSITION_BYTES = 8
 """Of the position of a number before it was sorted."""
 
 _MICROSECONDS_AND_OPS = """
-    2.4e-4 2.4e-4 maxpool2dwithindices maxpool softmax safesoftmax logsoftmax gelugrad
+    2.4e-4 2.4e-4 maxpool2dwithindices maxpool3dwithindices maxpool maxpool3d softmax safesoftmax logsoftmax gelugrad
     2.4e-4 2.4e-4 softmaxgraddata logsoftmaxgraddata softmaxgrad logsoftmaxgrad
     2.4e-4 2.4e-4 softmaxcrossentropyloss softmaxcrossentropylossgrad
     2.4e-4 2.4e-4 softmaxcrossentropywithlogits sparsesoftmaxcrossentropywithlogits
-    1.5e-3 1.5e-3 maxpool2dwithindicesgrad maxpoolgrad
+    1.5e-3 1.5e-3 maxpool2dwithindicesgrad maxpool3dwithindicesgrad maxpoolgrad maxpool3dgrad
     8.5e-4 8.5e-4 upsamplebilinear2d resizebilinear
     1.1e-3 1.1e-3 upsamplebilinear2dgrad resizebilineargrad
     4.6e-4 3.2e-4 nativelayernorm layernormalization
     4.1e-4 2.9e-4 nativelayernormgrad layernormalizationgrad rmsnormalizationgrad simplifiedlayernormalizationgrad
     3.6e-4 2.1e-4 fusedrmsnorm rmsnormalization simplifiedlayernormalization
-    9.2e-4 8.0e-4 nativegroupnorm groupnormalization instancenormalization
-    1.04e-3 1.0e-3 nativegroupnormgrad groupnormalizationgrad instancenormalizationgrad
+    9.2e-4 8.0e-4 nativegroupnorm groupnormalization
+    1.04e-3 1.0e-3 nativegroupnormgrad groupnormalizationgrad
     2.3e-4 2.3e-4 nativedropout
     1.8e-4 1.8e-4 gelu fastgelu
 """

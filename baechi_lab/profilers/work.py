@@ -355,9 +355,16 @@ def batch_norm_us(planes: int, positions: int) -> float:
     return planes * max(PLANE_US, PLANE_NUMBER_US * positions)
 
 
-def batch_norm_flops(numbers: int, number_bytes: int, backward: bool = False) -> float:
-    """Returns the `Kernel.vector_flops` of a batch norm that computes statistics, or of its gradients."""
-    return (BATCH_NORM_FLOPS if number_bytes > 2 else HALF_BATCH_NORM_FLOPS)[backward] * numbers
+def batch_norm_flops(shape: Sequence[int], number_bytes: int, backward: bool = False) -> float:
+    """Returns the `Kernel.vector_flops` of a batch norm that computes statistics, or of its gradients.
+
+    Channels of a matrix come last, so that memory bounds its norm.
+
+    >>> batch_norm_flops((64, 8), 4), batch_norm_flops((64, 8, 16), 4) > 0
+    (0.0, True)
+    """
+    flops_per_number = (BATCH_NORM_FLOPS if number_bytes > 2 else HALF_BATCH_NORM_FLOPS)[backward]
+    return flops_per_number * prod(shape) if len(shape) > 2 else 0.0
 
 
 def convolution_layout_bytes(

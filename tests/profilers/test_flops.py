@@ -152,6 +152,10 @@ def test_ops_have_the_kernels_of_pytorch():
     assert multiprocessor_us(node("AddV2"), [image, image], [image], 4) == 0
     pooled = multiprocessor_us(node("MaxPool", ksize=[1, 2, 2, 1]), [image], [(1, 4, 4, 4)], 4)
     assert pooled == pytest.approx(2.4e-4 * 4 * 64)
+    volume, half = (1, 4, 4, 4, 2), (1, 2, 2, 2, 2)
+    max_pool, average_pool = (node(f"{op}Pool3D", ksize=[1, 2, 2, 2, 1]) for op in ("Max", "Avg"))
+    assert multiprocessor_us(max_pool, [volume], [half], 4) == pytest.approx(2.4e-4 * 8 * 16)
+    assert flops(max_pool, [volume], [half]) == flops(average_pool, [volume], [half]) == 8 * 16
 
 
 @pytest.mark.parametrize("op", ["_linalg_svd", "linalg_inv_ex", "Svd", "MatrixInverse", "Cholesky", "Det"])

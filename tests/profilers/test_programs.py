@@ -73,7 +73,7 @@ def kernel_of(
         [weights(k, *s) for k, s in (weight or {}).items()],
         opset_imports=domains,
     )
-    return program_of(program).ops[0].kernels[0]
+    return program_of(program).ops[0].kernels[-1]
 
 
 def flops_of(*arguments, **attributes) -> float:
@@ -208,7 +208,7 @@ def test_an_instance_norm_repeats_its_weights_for_every_sample():
 
     node = helper.make_node("InstanceNormalization", ["x", "s", "b"], ["y"])
     inputs, outputs = [value("x", 2, 6, 5, 5)], [value("y", 2, 6, 5, 5)]
-    norm, *repeats = program_of(model([node], inputs, outputs, [weights("s", 6), weights("b", 6)])).ops[0].kernels
+    *repeats, norm = program_of(model([node], inputs, outputs, [weights("s", 6), weights("b", 6)])).ops[0].kernels
     assert norm.rows == Rows(4.0 * 300, 100.0, 1, norm=True)
     assert [k.moved_bytes for k in repeats] == [4.0 * (6 + 12)] * 2
 
@@ -246,6 +246,9 @@ def test_norms_of_images_read_their_rows_again():
     )
 
 
+_HALVED = {"pads": [1] * 4, "strides": [2, 2]}
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(
     ("layer", "sizes", "shape", "kind", "attributes"),
@@ -257,6 +260,15 @@ def test_norms_of_images_read_their_rows_again():
         ("Conv2d", (64, 64, 3, 1, 1, 1, 64), (64, 64, 32, 32), "Conv", {"pads": [1] * 4, "group": 64}),  # depthwise
         ("LayerNorm", (256,), (8192, 256), "LayerNormalization", {}),
         ("BatchNorm2d", (8,), (64, 8, 64, 64), "BatchNormalization", {"training_mode": 1}),
+        ("BatchNorm1d", (256,), (65536, 256), "BatchNormalization", {"training_mode": 1}),  # channels come last
+        ("InstanceNorm2d", (64, 1e-5, 0.1, True), (8, 64, 128, 128), "InstanceNormalization", {}),
+        ("ConvTranspose2d", (64, 64, 4, 2, 1, 0, 64), (16, 64, 32, 32), "ConvTranspose", _HALVED | {"group": 64}),
+        ("ConvTranspose2d", (64, 32, 4, 2, 1), (16, 64, 32, 32), "ConvTranspose", _HALVED),
+        ("Conv1d", (256, 256, 3, 1, 2, 2), (16, 256, 4096), "Conv", {"pads": [2, 2], "dilations": [2]}),
+        ("Conv3d", (64, 64, 3, 1, 1), (2, 64, 32, 32, 32), "Conv", {"pads": [1] * 6}),
+        ("Conv2d", (256, 256, 3, 1, 1, 1, 32), (16, 256, 56, 56), "Conv", {"pads": [1] * 4, "group": 32}),
+        ("PReLU", (256,), (64, 256, 32, 32), "PRelu", {}),
+        ("MaxPool3d", (2,), (4, 64, 32, 64, 64), "MaxPool", {"kernel_shape": [2] * 3, "strides": [2] * 3}),
         ("MaxPool2d", (2,), (64, 8, 64, 64), "MaxPool", {"kernel_shape": [2, 2], "strides": [2, 2]}),
         ("Softmax", (-1,), (8192, 2048), "Softmax", {}),
         ("GELU", (), (8192, 2048), "Gelu", {}),
@@ -272,6 +284,7 @@ def test_an_operator_takes_as_long_as_the_layer_of_pytorch(layer, sizes, shape, 
     with torch.device("meta"):
         module, x = getattr(torch.nn, layer)(*sizes), torch.empty(*shape)
     stored = [t.shape for t in module.state_dict().values() if t.dim()]
+    stored = [(*stored[0], 1, 1)] if kind == "PRelu" else stored  # a slope per channel
     names = [f"w{k}" for k in range(len(stored))]
     written = ["y", "mean", "variance"] if kind == "BatchNormalization" else ["y"]
     program = model(

@@ -334,11 +334,11 @@ def vector_flops(
     if node.op_type in _ATTENTION:
         return score_flops(_attention_products(node, input_shapes, skips_masked=True)[-2], number_bytes)
     if _norms_channels(node):
-        return batch_norm_flops(prod(_require_shape(input_shapes[0])), number_bytes)
-    groups, weight = attribute(node, "group", 1), input_shapes[1] if len(input_shapes) > 1 else None
-    if node.op_type not in ("Conv", "FusedConv") or groups == 1 or not weight or weight[1] != 1 or not output_shapes[0]:
+        return batch_norm_flops(_require_shape(input_shapes[0]), number_bytes)
+    if "Conv" not in node.op_type or attribute(node, "group", 1) == 1 or not output_shapes[0]:
         return 0.0
-    return depthwise_flops(prod(output_shapes[0]), weight[2:], precision)
+    weight = _weight_shape(node, input_shapes)
+    return depthwise_flops(prod(output_shapes[0]), weight[2:], precision) if weight[1] == 1 else 0.0
 
 
 _BROADCASTS = frozenset(str.split("Add Sub Mul Div Pow Where Min Max PRelu Expand"))
@@ -418,7 +418,10 @@ def gradient_kernels(
     if rows is not None and rows.norm:  # both the gradient and the input are read again
         norm = replace(kernel, rows=replace(rows, bytes=2 * rows.bytes))
         if _norms_channels(node):
-            return (replace(norm, vector_flops=batch_norm_flops(numbers, number_bytes, backward=True)),)
+            gradient = replace(norm, vector_flops=batch_norm_flops(shape, number_bytes, backward=True))
+            has_sums = kind == "InstanceNormalization" and any(value in node.input[1:] for value in values)
+            sums_of_samples = Kernel(moved_bytes=float(number_bytes * shape[1] * (1 + shape[0])))
+            return (gradient, *((sums_of_samples,) * 2 if has_sums else ()))
         columns = prod(shape[attribute(node, "axis", -1) :])
         has_sums = kind in _ROW_NORMS and any(value in node.input[1:] for value in values)
         return (norm, *((norm_sums(numbers, columns, number_bytes),) if has_sums else ()))
@@ -433,6 +436,10 @@ def gradient_kernels(
         return (replace(kernel, moved_bytes=float(number_bytes * (2 * numbers + outputs) + _INDEX_BYTES * outputs)),)
     if kind == "Transpose":
         return (Kernel(moved_bytes=2.0 * number_bytes * numbers, multiprocessor_us=INDEX_US * numbers),)
+    if kind == "PRelu":  # of the input, and of the slopes per number, which are then added up
+        element_wise = Kernel(moved_bytes=4.0 * number_bytes * numbers, multiprocessor_us=INDEX_US * numbers)
+        has_sum = node.input[1] in values and input_shapes[1] != shape
+        return (element_wise, *((Kernel(moved_bytes=float(number_bytes * numbers)),) if has_sum else ()))
     if kind in ("GlobalAveragePool", "ReduceMean"):  # the gradient of a mean is repeated
         return (Kernel(moved_bytes=float(number_bytes * (numbers + outputs)), multiprocessor_us=INDEX_US * numbers),)
     if kind == "Gather" and node.input[0] in values:

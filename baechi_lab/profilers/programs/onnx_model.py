@@ -141,7 +141,7 @@ def _read_model(
         if why:
             reasons_of_guesses[i] = why
         reads = tuple(v for v in node.input if v)
-        kernels = (kernel, *_repeated_weights(node, shapes))
+        kernels = (*_repeated_weights(node, shapes), kernel)
         body = _longest_body(bodies_of(node, inferred_model), precision) if node.op_type in CONTROL_FLOW else None
         if body is not None:
             iterations, outer, program, body_programs = body

@@ -147,8 +147,10 @@ _RULES: dict[str, Rule] = {
     "DepthwiseConv2dNative": lambda node, i, o: _conv(i[1], o[0], 2),
     "DepthwiseConv2dNativeBackpropInput": lambda node, i, o: _conv(i[1], i[2], 2),
     "DepthwiseConv2dNativeBackpropFilter": lambda node, i, o: _conv(o[0], i[2], 2),
-    **dict.fromkeys(("MaxPool", "AvgPool", "MaxPoolV2"), lambda node, i, o: _window(node) * prod(o[0])),
-    **dict.fromkeys(("MaxPoolGrad", "AvgPoolGrad"), lambda node, i, o: _window(node) * prod(i[-1])),
+    **dict.fromkeys(
+        ("MaxPool", "AvgPool", "MaxPoolV2", "MaxPool3D", "AvgPool3D"), lambda node, i, o: _window(node) * prod(o[0])
+    ),
+    **dict.fromkeys(("MaxPoolGrad", "AvgPoolGrad", "MaxPool3DGrad"), lambda node, i, o: _window(node) * prod(i[-1])),
     **dict.fromkeys(_BATCH_NORMS, lambda node, i, o: 8 * prod(i[0]) if i else 0.0),
     **dict.fromkeys(_BATCH_NORM_GRADIENTS, lambda node, i, o: 14 * prod(i[0]) if i else 0.0),
     # Each stored entry (the values, input 1) is multiplied with a row of the dense matrix.
@@ -221,7 +223,7 @@ def _norms_channels(node: NodeDef) -> bool:
 def vector_flops(node: NodeDef, inputs: Shapes, outputs: Shapes, number_bytes: int, precision: str = "fp32") -> float:
     """Returns the `Kernel.vector_flops` of a batch norm, a depthwise convolution or one of their gradients; 0 for other ops."""
     if _norms_channels(node):
-        return batch_norm_flops(prod(inputs[0]), number_bytes, backward="Grad" in node.op)
+        return batch_norm_flops(inputs[0], number_bytes, backward="Grad" in node.op)
     if not node.op.startswith("DepthwiseConv2dNative"):
         return 0.0
     gradient, of_filter = "Backprop" in node.op, node.op.endswith("BackpropFilter")
@@ -260,8 +262,9 @@ def multiprocessor_us(node: NodeDef, inputs: Shapes, outputs: Shapes, number_byt
     is_repeated = any(prod(shape) > 1 and tuple(shape) != tuple(outputs[0]) for shape in inputs)
     if node.op == "Transpose" or (node.op in _BROADCASTS and is_repeated):
         return INDEX_US * prod(outputs[0])
-    of_outputs = node.op in ("MaxPool", "ResizeBilinear")
-    window = _window(node) if node.op == "MaxPool" else 1
+    is_max_pool = node.op in ("MaxPool", "MaxPool3D")
+    of_outputs = is_max_pool or node.op == "ResizeBilinear"
+    window = _window(node) if is_max_pool else 1
     return arithmetic.multiprocessor_us(node.op, number_bytes, window * prod((outputs if of_outputs else inputs)[0]))
 
 

@@ -39,8 +39,8 @@ Products = tuple[Product, ...]
 
 
 NUMBERS: dict[str, int | None] = {
-    "max_pool2d_with_indices": None,
-    "max_pool2d_with_indices_backward": 1,
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), None),
+    **dict.fromkeys(("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"), 1),
     "upsample_bilinear2d": None,
     "upsample_bilinear2d_backward": 0,
     "native_layer_norm": 0,
@@ -182,7 +182,7 @@ def vector_flops(name: str, args: Args, out: torch.Tensor, precision: str) -> fl
     if channels_last(args[0]):  # threads beside each other read the channels of a position: memory bounds a batch norm
         return 0.0
     if backward or (name in _BATCH_NORMS and args[_BATCH_NORMS[name]]):
-        return batch_norm_flops(args[0].numel(), args[0].element_size(), bool(backward))
+        return batch_norm_flops(args[0].shape, args[0].element_size(), bool(backward))
     return 0.0
 
 
@@ -199,7 +199,7 @@ def multiprocessor_us(name: str, args: Args, out: torch.Tensor) -> float:
         return 0.0
     position = NUMBERS[name]
     tensor = out if position is None else args[position]
-    window = prod(args[1]) if name == "max_pool2d_with_indices" else 1
+    window = prod(args[1]) if name in ("max_pool2d_with_indices", "max_pool3d_with_indices") else 1
     kind = "_fused_rms_norm" if name == "native_layer_norm" and args[3] is None else name
     rows = rows_of(name, args)
     return arithmetic.multiprocessor_us(

@@ -153,8 +153,8 @@ def _index_us(func: OpOverload, name: str, inputs: list[torch.Tensor], out: torc
     """
     if name == "cat":
         return INDEX_US * out.numel() * (not all(t.is_contiguous() for t in inputs))
-    is_copy = name in _COPIES
-    if torch.Tag.pointwise not in getattr(func, "tags", ()) and not is_copy:
+    is_copy, is_element_wise = name in _COPIES, torch.Tag.pointwise in getattr(func, "tags", ()) or "prelu" in name
+    if not (is_element_wise or is_copy):
         return 0.0
     in_order = all(t.numel() <= 1 or (t.shape == out.shape and t.stride() == out.stride()) for t in inputs)
     types = {t.dtype for t in (*inputs, out) if t.is_floating_point() and t.dim()}

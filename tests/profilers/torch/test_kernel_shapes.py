@@ -250,6 +250,9 @@ def test_a_batch_norm_runs_channel_by_channel_and_a_convolution_changes_layouts(
     last = x.detach().to(memory_format=torch.channels_last).requires_grad_()
     norms = [k for k in kernels_of(torch.nn.BatchNorm2d(3, device="meta"), last, mode="training") if k.rows]
     assert [k.vector_flops for k in norms] == [0, 0], "memory bounds a batch norm whose channels come last"
+    rows = torch.empty(64, 3, device="meta", requires_grad=True)
+    norms = [k for k in kernels_of(torch.nn.BatchNorm1d(3, device="meta"), rows, mode="training") if k.rows]
+    assert [k.vector_flops for k in norms] == [0, 0], "channels of a matrix come last"
     (kernel,) = kernels_of(torch.nn.Conv2d(3, 8, 3, device="meta"), x.detach())
     assert kernel.layout_bytes == 2 * kernel.moved_bytes
     assert kernel.followed_by == Kernel(moved_bytes=2 * 4 * 64, multiprocessor_us=INDEX_US * 64)
