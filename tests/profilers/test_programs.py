@@ -880,6 +880,46 @@ def test_shapes_that_are_not_known_are_said():
         bl.profile_program(onnx_model, hardware="v100", training=False)
 
 
+def half_of_channels(source, result):
+    """As PyTorch exports `source.chunk(2, 1)[0]` where the batch has no fixed size."""
+    inner = [f"{result}/{step}" for step in ("shape", "channels", "half", "end")]
+    return [
+        helper.make_node("Shape", [source], inner[:1]),
+        helper.make_node("Gather", [inner[0], "one"], inner[1:2]),
+        helper.make_node("Div", [inner[1], "two"], inner[2:3]),
+        helper.make_node("Unsqueeze", [inner[2], "axis"], inner[3:]),
+        helper.make_node("Slice", [source, "zeros", inner[3], "ones"], [result]),
+    ]
+
+
+def test_bug_shapes_behind_sizes_that_a_model_divides_were_not_known():
+    """ONNX infers no quotient, so that no shape behind one was known: here of a half, and of a half of that."""
+    constants = [
+        helper.make_tensor(name, TensorProto.INT64, shape, [number])
+        for name, shape, number in (
+            ("one", [], 1),
+            ("two", [], 2),
+            ("axis", [1], 0),
+            ("zeros", [1], 0),
+            ("ones", [1], 1),
+        )
+    ]
+    nodes = [
+        *half_of_channels("x", "first"),
+        helper.make_node("Relu", ["first"], ["activated"]),
+        *half_of_channels("activated", "second"),
+        helper.make_node("Conv", ["second", "w"], ["y"], "convolution"),
+    ]
+    onnx_model = model(nodes, [value("x", "batch", 8, 9, 9)], [value("y", "batch", 2, 8, 8)], constants)
+    onnx_model.graph.initializer.append(weights("w", 2, 2, 2, 2))
+    onnx_model.graph.output[0].type.tensor_type.ClearField("shape")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph = bl.profile_program(onnx_model, hardware="a100", training=False, batch_size=3)
+    sizes = dict(zip(graph.names, graph.output_shapes, strict=True))
+    assert sizes["convolution"] == "f32[3,2,8,8]"
+
+
 def test_versions_of_operators():
     """Models that are no files were not asked for their versions; those of before ONNX Runtime's oldest passed silently."""
     onnx_model = two_layers(4)

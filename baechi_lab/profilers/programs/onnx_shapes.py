@@ -14,6 +14,7 @@ from ...errors import FormatError
 from ...graph.formats.onnx_file import inline_functions, onnx_package
 from .onnx_bodies import CONTROL_FLOW, SMALL, bodies_of, value_types
 from .onnx_flops import attribute, runtime_shapes
+from .onnx_sizes import Numbers, compute_sizes, with_sizes
 from .records import check_sizes, size_of_open_dimension
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str, 
     try:
         sized_model = inline_functions(sized_model)
         _add_types_that_inference_requires(sized_model)
-        return _infer_open_shapes(onnx.shape_inference.infer_shapes(sized_model, data_prop=True))
+        return _infer_open_shapes(_infer_with_sizes(sized_model))
     except (
         onnx.shape_inference.InferenceError,
         onnx.checker.ValidationError,
@@ -91,6 +92,27 @@ def infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str, 
         IndexError,
     ) as error:
         raise FormatError(f"the shapes cannot be inferred: {str(error).splitlines()[0]:.200}") from error
+
+
+def _infer_with_sizes(model: ModelProto) -> ModelProto:
+    """Returns the model with the shapes that ONNX infers where sizes that the model computes are known.
+
+    What is behind a size is known after one more inference, and may have further sizes behind it.
+    """
+    inferred_model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    sizes: dict[str, Numbers] = {}
+    while True:
+        shapes, _ = shapes_and_types(inferred_model.graph)
+        values = (v for node in model.graph.node for v in node.output if v)
+        if all(v in shapes for v in values) or not compute_sizes(model, shapes, sizes):
+            return inferred_model
+        folded_graph = onnx.shape_inference.infer_shapes(with_sizes(model, sizes), data_prop=True).graph
+        for known_values, inferred_values in (
+            (inferred_model.graph.value_info, folded_graph.value_info),
+            (inferred_model.graph.output, folded_graph.output),
+        ):
+            del known_values[:]
+            known_values.extend(inferred_values)
 
 
 def _add_types_that_inference_requires(model: ModelProto) -> None:
