@@ -110,7 +110,8 @@ class Forked:
         self.returncode: int | None = None
         os.set_blocking(ours_status, False)
         self._status, self._status_bytes, self._lock = ours_status, b"", threading.Lock()
-        weakref.finalize(self, os.close, ours_status)
+        closing = weakref.finalize(self, os.close, ours_status)
+        closing.atexit = False  # what runs at exit may still wait for the process
         self._pid: int | None = None
 
     @property

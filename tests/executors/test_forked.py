@@ -166,3 +166,22 @@ time.sleep(600)
         caller.kill()
         caller.wait()
         assert have_ended(*pids)
+
+
+@pytest.mark.slow
+def test_bug_a_cluster_could_not_be_closed_when_the_program_ended():
+    code = """
+import atexit
+atexit.register(lambda: cluster.close())  # runs after the exit handlers of all that is imported later
+from baechi_lab import LocalCluster
+cluster = LocalCluster(2)
+"""
+    home = str(Path(bl.__file__).resolve().parents[1])
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": home},
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
