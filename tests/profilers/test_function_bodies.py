@@ -80,7 +80,9 @@ def test_bug_a_loop_without_a_known_bound_counted_one_round_without_a_word():
             x = x * 2.0
         return x
 
-    with pytest.warns(GuessedCosts, match="the number of iterations is not known and counts as one: while"):
+    with pytest.warns(
+        GuessedCosts, match="loops or branches whose number of iterations is not known and counts as one: while"
+    ):
         structure, library, _ = profiled(step, np.ones(3, np.float32))
     ((_, node),) = ops(structure, "While")
     assert library.iterations(node) is None

@@ -118,7 +118,7 @@ class Library:
         names = called_functions(node)
         iterations = self._iterations(node, outer) if loop else None
         if loop and iterations is None:
-            self.guesses.setdefault("the number of iterations is not known and counts as one", []).append(node.name)
+            self.guesses.setdefault("number of iterations is not known and counts as one", []).append(node.name)
         if is_fused(node):
             products = self._ops_of_bodies(names, node, outer, 1.0)
             kernel = layer_kernel([(op.node, op.inputs, op.outputs) for op in products], iterations or 1)
