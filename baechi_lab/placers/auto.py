@@ -9,8 +9,8 @@ the ops themselves (`pct of ops`), whose choices become `Placement.member_order`
 
 For a small graph all placements and orders are then searched (`evaluation.enumerate`). If that search is complete,
 `info["status"]` is "OPTIMAL", as for `exact`: no placement and no order has a shorter step. Otherwise the fastest placements are
-annealed by some simulations (`evaluation.anneal`), which take less time than the placers. Without that, more memory often made
-the step longer: placements that exceed a limit are repaired, and repairs anneal.
+annealed by some simulations (`evaluation.anneal`): first without memory limits, and with them only if the result exceeds them.
+Without that, more memory often made the step longer: placements that exceed a limit are repaired, and repairs anneal.
 
 For the period of endless micro-batches or a step of several, the placers with such objectives are run, and every placement is
 measured by the objective, once: devices follow the schedule, not a scheduler.
@@ -39,10 +39,11 @@ from ..graph.kernels.jit import HAS_NUMBA
 from ..simulator import simulate_step
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
+from .evaluation.cost import Objective as Cost
 from .evaluation.cost import make_objective
 from .evaluation.enumerate import best_schedule
 from .evaluation.improve import improve
-from .evaluation.model import make_model
+from .evaluation.model import make_model, memory_matters
 from .evaluation.moves import make_units
 from .memory.exhaustive import first_fitting
 from .memory.feasible import without_repairs
@@ -79,6 +80,8 @@ ANNEALING, ANNEALED_OPS, LEAST_ANNEALING, STARTS = 4_000, 400_000, 50, 4
 """Simulations of an annealing, which are fewer on large graphs: so many ops altogether, or none at all if fewer simulations are
 left than the least number. Half of them are divided among the fastest placements as starts, half go on from the best result.
 """
+WITHOUT_LIMITS = 4
+"""How many times as many simulations an annealing has that does not follow memory, where each takes less time."""
 
 
 @dataclass(frozen=True)
@@ -300,19 +303,23 @@ def _try_every_schedule(attempts: Attempts, graph: OpGraph, cluster: Cluster) ->
 
 
 class _Annealing:
-    """Improves attempts of `auto` on the first devices of its cluster, each result simulated."""
+    """Improves attempts of `auto` on the first devices of its cluster, each result simulated.
+
+    `objectives`: without memory limits first, which a placement often keeps anyway, then with them if they can be exceeded.
+    """
 
     def __init__(self, graph: OpGraph, devices: Cluster, simulations: SimulationCache, rng: np.random.Generator):
         self.units = make_units(groups_of(graph), graph.position, allowed_devices(graph, devices))
-        self.objective = make_objective(make_model(graph, devices))
+        model = make_model(graph, devices)
+        self.objectives = [make_objective(model, track=t) for t in sorted({False, memory_matters(model)})]
         self.simulations, self.rng = simulations, rng
 
-    def improve(self, attempt: Attempt, start: Placement, simulation_count: int) -> tuple[Attempt, Placement]:
+    def improve(
+        self, objective: Cost, attempt: Attempt, start: Placement, simulation_count: int
+    ) -> tuple[Attempt, Placement]:
         """Returns the attempt and its placement after so many simulations. Groups are annealed as one op each."""
         began = working_seconds()
-        plan = improve(
-            self.objective, self.units, start.device, start.rank, attempt.makespan_us, simulation_count, self.rng
-        )
+        plan = improve(objective, self.units, start.device, start.rank, attempt.makespan_us, simulation_count, self.rng)
         scheduler = "fifo" if plan.order is None else "planned"
         placement = start.replace(device=plan.device, order=plan.order, priority=None, member_order=None)
         simulated, placement = self.simulations.simulate(placement, scheduler)
@@ -343,10 +350,14 @@ def _anneal_attempts(attempts: Attempts, graph: OpGraph, cluster: Cluster, simul
         for attempt, placement in sorted([*attempts, *rows], key=lambda pair: pair[0].makespan_us):
             if placement is not None and attempt.feasible and placement.device.max() < count:
                 starts.setdefault(placement.device.tobytes(), (attempt, placement))
-        results = [annealing.improve(*start, steps // (2 * STARTS)) for start in list(starts.values())[:STARTS]]
-        if fits := [pair for pair in results if pair[0].feasible]:
-            results.append(annealing.improve(*min(fits, key=lambda pair: pair[0].makespan_us), steps // 2))
-        rows += results
+        for objective in annealing.objectives:
+            half = steps // 2 * (1 if objective.track else WITHOUT_LIMITS)
+            results = [annealing.improve(objective, *start, half // STARTS) for start in list(starts.values())[:STARTS]]
+            if fits := [pair for pair in results if pair[0].feasible]:
+                results.append(annealing.improve(objective, *min(fits, key=lambda pair: pair[0].makespan_us), half))
+            rows += results
+            if not results or results[-1][0].feasible:
+                break
     return rows
 
 

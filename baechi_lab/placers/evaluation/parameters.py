@@ -63,8 +63,8 @@ class EvaluationParameters:
         0.5, "share of the changes of an order", "move all ops of a unit, where others move one"
     )
     overfull_tries: int = number(8, "draws", "to find a unit on a device that exceeds its memory, while one does")
-    improving_heat: float = number(0.01, "step times", "first temperature where a placement that fits is improved")
-    improving_cooling: float = number(0.02, "share of the first temperature", "the last one of an improvement")
+    improving_heat: float = number(0.003, "step times", "first temperature where a placement that fits is improved")
+    improving_cooling: float = number(0.05, "share of the first temperature", "the last one of an improvement")
     way_ops: int = number(
         4096, "ops", "most of a label within which ways are followed for edges that others imply", "bounds the memory"
     )
