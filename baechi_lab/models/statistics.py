@@ -1,14 +1,12 @@
 """Sizes of benchmark models: `bl.models.describe` traces one, `bl.models.list` reads the stored ones.
 
-`python -m baechi_lab.models.statistics` traces all of them again (a few minutes) and rewrites `sizes.json`.
+`python -m studies.model_sizes` traces all of them again (a few minutes) and rewrites `sizes.json`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,21 +17,6 @@ from .registry import make_model
 
 if TYPE_CHECKING:
     import pandas
-
-LISTED: tuple[tuple[str, dict[str, object]], ...] = (
-    ("gnmt", {}),
-    ("gnmt", {"sequence_length": 50}),
-    ("inception_v3", {}),
-    ("mlp", {}),
-    ("nmt", {"layers": 2}),
-    ("nmt", {"layers": 4}),
-    ("nmt", {"layers": 8}),
-    ("resnet", {"depth": 50}),
-    ("resnet", {"depth": 152}),
-    ("rnnlm", {}),
-    ("transformer", {}),
-)
-"""The models of `bl.models.list()`: every one with its defaults, and the variants that the papers use."""
 
 _STORED = "sizes.json"
 _NOT_COMPUTED = frozenset({"Const", "VarHandleOp", "Placeholder", "ReadVariableOp"})
@@ -96,16 +79,3 @@ def table() -> pandas.DataFrame:
     for row in rows:
         row["params"] = ", ".join(f"{key}={value!r}" for key, value in row["params"].items())
     return pandas.DataFrame(rows)
-
-
-def store(path: Path, models: Iterable[tuple[str, dict[str, object]]] = LISTED) -> None:
-    """Traces the listed models and writes their records."""
-    from tqdm.auto import tqdm
-
-    rows = [describe(name, **params) for name, params in tqdm(list(models), desc="trace")]
-    text = "[\n" + ",\n".join("  " + json.dumps(row) for row in rows) + "\n]\n"
-    path.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    store(Path(__file__).with_name(_STORED))

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("tensorflow")
 
 import baechi_lab as bl
-from baechi_lab.models import statistics
 from baechi_lab.models.statistics import activation_bytes, describe
+from studies import model_sizes
 
 
 def test_activation_bytes_are_forward_results_that_backward_ops_read():
@@ -62,9 +62,9 @@ def test_models_have_the_published_numbers_of_parameters_and_ops():
 
 
 def test_every_model_is_listed_and_the_command_writes_records(tmp_path):
-    assert {name for name, _ in statistics.LISTED} == set(bl.models.names())
-    assert len(bl.models.list()) == len(statistics.LISTED)
+    assert {name for name, _ in model_sizes.LISTED} == set(bl.models.names())
+    assert len(bl.models.list()) == len(model_sizes.LISTED)
     path = tmp_path / "sizes.json"
-    statistics.store(path, [("mlp", {"layers": 3})])
+    model_sizes.store(path, [("mlp", {"layers": 3})])
     (row,) = json.loads(path.read_text())
     assert row["params"] == {"layers": 3} and row == describe("mlp", layers=3)
