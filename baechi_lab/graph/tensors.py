@@ -112,7 +112,7 @@ def text_column(texts: Sequence[str], origin: Iterable[int]) -> tuple[str, ...]:
 PARTS_TYPE = "Parts"
 """Type of PyTorch's ops that hand out parts of what a call made, as views."""
 NAMED = "Named"
-"""Type of ops of PyTorch's steps that keep a tensor for as long as a variable names it (`passes.named_tensors`)."""
+"""Type of ops of PyTorch's steps that keep a tensor for as long as a variable names it (`simulator.pipelined_graph`)."""
 TARGETS = "Targets"
 """Type of the op of PyTorch's steps that hands the targets of the batch to the loss, as views."""
 RECOMPUTED = "Recomputed"

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ..errors import InfeasiblePlacement, MissingPackage
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.compiling import working_seconds
-from ..passes.named_tensors import without_name_waits
 from ..simulator import makespan_and_peak, simulate, simulate_step
+from ..simulator.pipelined_graph import without_name_waits
 from .base import Placer
 from .memory.adjusted_limits import (
     TRIES,

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
-from ..graph import Cluster, OpGraph, Placement
+from ..graph import CONTROL_BYTES, Cluster, OpGraph, Placement
 from ..graph.costs import placed_durations
 from ..graph.kernels.csr import Integers, distinct, grouped_sum, inverse, offsets
+from ..graph.tensors import NAMED
 from ..passes.all_reduce import ALL_REDUCE
-from ..passes.named_tensors import without_name_waits
 from ..passes.unroll import ACCUMULATE, check_micro_batches, unroll
 from . import kernel
 from .kernel_run import simulated_peak
@@ -32,6 +32,27 @@ from .schedules import (
     make_rule,
     make_schedule,
 )
+
+
+def without_name_waits(graph: OpGraph) -> OpGraph:
+    """Returns the graph without the control dependencies of `Named` ops; the given graph if it has none.
+
+    A `Named` op keeps a tensor alive: it reads it and waits for the last call before a variable of the forward code ends. In a
+    pipeline every stage is a separate forward, and no variable lives longer than its stage: such a wait would order the stages.
+
+    >>> types = ["Linear", "Linear", "Named"]
+    >>> graph = OpGraph.from_edges([1, 1, 0], [(0, 1, 8), (0, 2, 8), (1, 2, 4)], op_types=types)
+    >>> without_name_waits(graph).edge_count
+    2
+    """
+    is_name = np.array([kind == NAMED for kind in graph.op_types], dtype=np.bool_)
+    if not is_name.any():
+        return graph
+    remaining = ~is_name[graph.consumers] | (graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES)
+    return graph.replace(
+        consumer_ptr=offsets(graph.edge_tensor[remaining], graph.tensor_count), consumers=graph.consumers[remaining]
+    )
+
 
 _RETRIES = 5
 """Orders that are tried within the memory limit."""
