@@ -41,9 +41,11 @@ _DECOMPOSITIONS = frozenset(
     "svd linalgsvd qr linalgqr geqrf eig linalgeig linalgeigh linalgeigvals selfadjointeigv2 cholesky linalgcholeskyex "
     "lu linalgluex linalglufactorex linalginvex matrixinverse linalgsolveex matrixsolve matrixsolvels linalglstsq "
     "linalgdet det linalgslogdet matrixdeterminant logmatrixdeterminant linalgmatrixexp matrixexponential "
-    "linalgpinv linalghouseholderproduct matrixsquareroot matrixlogarithm".split()
+    "linalgpinv linalghouseholderproduct matrixsquareroot matrixlogarithm ormqr linalgldlfactorex linalgldlsolve "
+    "linalgsolvetriangular triangularsolve matrixtriangularsolve bandedtriangularsolve tridiagonalsolve "
+    "choleskysolve choleskyinverse choleskygrad linalglusolve".split()
 )
-"""Decompositions of matrices and what is computed by them: sequences of hundreds of small kernels."""
+"""Decompositions of matrices, and equations that are solved with them: rows wait for each other, often in hundreds of kernels."""
 _SEQUENTIAL = frozenset({"ctcloss", "cudnnctcloss", "ctclossgrad", "ctclossv2"})
 """Operators whose steps along a sequence wait for each other in one kernel."""
 _SORTS = frozenset({"sort", "mode", "unique", "unique2", "uniquev2", "uniquewithcounts", "uniquewithcountsv2"})
@@ -103,7 +105,7 @@ def per_element(op: str, otherwise: int = 1) -> int:
     """
     is_sequential = _plain(op) in _SEQUENTIAL
     if is_sequential or _plain(op) in _DECOMPOSITIONS:
-        reason = "takes steps that wait for each other" if is_sequential else "decomposes a matrix"
+        reason = "takes steps that wait for each other" if is_sequential else "decomposes or solves a matrix"
         warnings.warn(
             f"{op} {reason}, and its work is not counted: an estimate has the time of its bytes, of which it may "
             f"take {'a hundred' if is_sequential else 'a thousand'} times as long; measure the step instead",

@@ -288,6 +288,8 @@ def _moved_bytes(
         return sum(map(size, inputs)) + 2 * size(inputs[0])  # a loss per number is written, then read and summed
     if name in _TOUCHES_PART:
         return 2 * written_bytes + sum(size(t) for t in inputs[1:])
+    if name == "embedding_renorm_":  # reads the rows that are looked up, and writes those that are too long
+        return 2 * inputs[1].numel() * prod(inputs[0].shape[1:]) * inputs[0].element_size() + size(inputs[1])
     if name in _SUMS_ROWS:
         row_bytes = prod(inputs[0].shape[1:]) * inputs[0].element_size()
         return inputs[1].numel() * row_bytes + sum(size(t) for t in inputs[1:]) + written_bytes
