@@ -77,6 +77,36 @@ def test_parts_count_as_1_where_they_are_joined_to_a_known_size():
     assert len(messages) == 1 and "depend on data as 1, in the outputs of" in messages[0]
 
 
+def test_bug_rows_that_are_stitched_together_again_counted_as_1():
+    """A layer of two experts: each has at most all rows, and both together have as many."""
+
+    def experts(x):
+        choice = tf.cast(x[:, 0] > 0, tf.int32)
+        numbers = tf.dynamic_partition(tf.range(ROWS), choice, 2)
+        first, second = tf.dynamic_partition(x, choice, 2)
+        return tf.reduce_sum(tf.dynamic_stitch(numbers, [tf.tanh(first), tf.sigmoid(second)]) * x)
+
+    sizes, messages = bytes_of_outputs(experts)
+    assert sizes["DynamicStitch"] == sizes["Tanh"] == sizes["Sigmoid"] == [ENTRIES * 4]
+    assert len(messages) == 1 and "depend on data at their largest" in messages[0]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [lambda x: tf.cast(x[:, 1] * 1e3, tf.int32) ** 2, lambda x: tf.range(0, 2 * ROWS, 2)],
+    ids=["data", "even"],
+)
+def test_rows_that_are_stitched_to_other_places_count_as_1(places):
+    def spread(x):
+        places_of_parts = tf.dynamic_partition(places(x), tf.cast(x[:, 0] > 0, tf.int32), 2)
+        return tf.reduce_sum(
+            tf.dynamic_stitch(places_of_parts, tf.dynamic_partition(x, tf.cast(x[:, 0] > 0, tf.int32), 2))
+        )
+
+    sizes, _ = bytes_of_outputs(spread)
+    assert sizes["DynamicStitch"] == [COLUMNS * 4]
+
+
 def test_sizes_that_no_machine_holds_count_as_1():
     """Products of all pairs of 4.9 billion entries have more bytes than a 64-bit number."""
 

@@ -168,10 +168,10 @@ class Library:
                 continue
             left, right = (_source(reference, inner) for reference in compare.input[:2])
             counter, limit = (left, right) if left in position and left not in constants else (right, left)
-            bound = _number(limit, inner, constants)
+            bound = known_number(limit, inner, constants)
             if counter not in position or bound is None:
                 continue
-            start = _number(initial[position[counter]], outer.nodes, outer.numbers)
+            start = known_number(initial[position[counter]], outer.nodes, outer.numbers)
             change = self._change(body, position[counter], node, outer)
             if start is not None and change:
                 iterations = _ITERATIONS[compare.op]((bound - start) / change)
@@ -190,9 +190,9 @@ class Library:
         left, right = (_source(reference, inner) for reference in addition.input[:2])
         constants = self._constant_arguments(body, node, outer)
         if counter == left:
-            amount = _number(right, inner, constants)
+            amount = known_number(right, inner, constants)
             return -amount if amount is not None and addition.op == "Sub" else amount
-        return _number(left, inner, constants) if counter == right and addition.op != "Sub" else None
+        return known_number(left, inner, constants) if counter == right and addition.op != "Sub" else None
 
     def _constant_arguments(self, function: FunctionDef, node: NodeDef, outer: Scope) -> dict[str, float]:
         """Returns the known numbers that are passed in and do not change, such as iteration counts of loops that ran before."""
@@ -204,7 +204,7 @@ class Library:
         for k, (arg, reference) in enumerate(zip(function.signature.input_arg, data[max(skip, 0) :], strict=False)):
             if body is not None and _source(returned_reference(body, k), inner) != body.signature.input_arg[k].name:
                 continue
-            value = _number(reference, outer.nodes, outer.numbers)
+            value = known_number(reference, outer.nodes, outer.numbers)
             name, output = split(reference)
             producer = outer.nodes.get(name)
             if value is None and producer is not None and producer.op.endswith("While") and output == 0:
@@ -272,7 +272,7 @@ def _required_ops(reference: str, nodes: Mapping[str, NodeDef]) -> Iterator[Node
         yield node
 
 
-def _number(reference: str, nodes: Mapping[str, NodeDef], argument_values: Mapping[str, float]) -> float | None:
+def known_number(reference: str, nodes: Mapping[str, NodeDef], argument_values: Mapping[str, float]) -> float | None:
     """Returns the number that a reference stands for, or None if the graph does not say."""
     import tensorflow as tf
 
@@ -308,7 +308,7 @@ def _number(reference: str, nodes: Mapping[str, NodeDef], argument_values: Mappi
         return size if isinstance(size, int) else None
     if node.op not in _ARITHMETIC:
         return None
-    operands = [_number(r, nodes, argument_values) for r in node.input if not r.startswith("^")]
+    operands = [known_number(r, nodes, argument_values) for r in node.input if not r.startswith("^")]
     if any(operand is None for operand in operands):
         return None
     return _ARITHMETIC[node.op](*operands)

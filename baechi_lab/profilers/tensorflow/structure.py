@@ -15,7 +15,7 @@ the graph, Placeholders of the largest sizes are in the place of the selections.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -28,7 +28,7 @@ from ...graph import CONTROL_BYTES, Step
 from ...graph.kernels.csr import Ints, offsets
 from ...graph.tensors import shapes_in_words
 from .float_types import replace_float_types
-from .function_bodies import Library, returned_reference, tensor_specs
+from .function_bodies import Library, known_number, returned_reference, tensor_specs
 from .nodes import HANDLE_BYTES, VIEWS, bytes_per_element, data_inputs, output_types, split
 from .recurrent_layers import is_fused
 from .shapes import SHAPES, lacks_shapes, with_shapes
@@ -51,14 +51,14 @@ def size_bounds(graph_def: GraphDef) -> dict[Output, Shape]:
     Outputs without a bound are missing: those of other ops (the words of a text), all that follow from rows whose largest
     numbers contradict the sizes of tensors that they meet, and those of more than `MOST_ENTRIES`.
     """
-    shapes = _stored_shapes(graph_def)
+    shapes, nodes = _stored_shapes(graph_def), {node.name: node for node in graph_def.node}
     open_outputs = [output for output, shape in shapes.items() if shape is None]
     selections: dict[Output, Shape] = {}
     while open_outputs:
         bounded = {
             output: shape
             for node in graph_def.node
-            for output, shape in _selected(node, [shapes.get(source) for source in data_inputs(node)]).items()
+            for output, shape in (_selected(node, shapes) | _stitched(node, nodes, shapes)).items()
             if shapes[output] is None
         }
         if not bounded:
@@ -88,8 +88,9 @@ def _stored_shapes(graph_def: GraphDef) -> dict[Output, Shape | None]:
     }
 
 
-def _selected(node: NodeDef, inputs: Sequence[Shape | None]) -> dict[Output, Shape]:
+def _selected(node: NodeDef, shapes: Mapping[Output, Shape | None]) -> dict[Output, Shape]:
     """Returns the largest shapes of the outputs of an op that selects entries; an empty dict for any other."""
+    inputs = [shapes.get(source) for source in data_inputs(node)]
     if not inputs or inputs[0] is None:
         return {}
     if node.op == "Where":
@@ -100,6 +101,25 @@ def _selected(node: NodeDef, inputs: Sequence[Shape | None]) -> dict[Output, Sha
         largest = (prod(inputs[1]), *inputs[0][len(inputs[1]) :])
         return {(node.name, k): largest for k in range(len(output_types(node)))}
     return {}
+
+
+def _stitched(
+    node: NodeDef, nodes: Mapping[str, NodeDef], shapes: Mapping[Output, Shape | None]
+) -> dict[Output, Shape]:
+    """Returns the largest shape of rows that an op joins again, if a partition of all their numbers says where they go."""
+    if node.op not in ("DynamicStitch", "ParallelDynamicStitch"):
+        return {}
+    *sources, rows_source = list(data_inputs(node))[: node.attr["N"].i + 1]
+    partition, rows = nodes[sources[0][0]], shapes.get(rows_source)
+    if rows is None or partition.op != "DynamicPartition" or {name for name, _ in sources} != {partition.name}:
+        return {}
+    numbers = next(data_inputs(partition))
+    row_count, source = shapes.get(numbers), nodes[numbers[0]]
+    if row_count is None or source.op != "Range":
+        return {}
+    start, _, step = source.input[:3]
+    is_count = (known_number(start, nodes, {}), known_number(step, nodes, {})) == (0, 1)
+    return {(node.name, 0): (*row_count, *rows[1:])} if is_count else {}
 
 
 def _with_placeholders(graph_def: GraphDef, shapes: Mapping[Output, Shape]) -> GraphDef:
