@@ -298,7 +298,7 @@ def test_all_is_done_with_keys_alone(page, lab):
     longest = int(graph.duration_us.argmax())
     page.keyboard.type(graph.names[longest])
     page.keyboard.press("Enter")
-    page.wait_for_selector(f'.bl-details-name:text-is("{graph.names[longest]}")')
+    page.wait_for_selector(f'.bl-details-name:has-text("{graph.names[longest]}")')
     go_to(page, "Graph", most_presses=8)
     announced(page, f"Selected: {graph.names[longest]}")
     other_device = 1 - int(placement.on(graph).device[longest])
