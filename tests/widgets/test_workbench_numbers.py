@@ -9,6 +9,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.graph.units import format_us
 from baechi_lab.memo import Memo
+from baechi_lab.step_summary import change_in_words
 from baechi_lab.widgets import advice
 from baechi_lab.widgets.codegen import cluster_code, from_code, to_code
 from baechi_lab.widgets.compute import source
@@ -479,8 +480,9 @@ def test_micro_batches_schedule_and_replicas_are_the_library_s():
 
 @pytest.fixture
 def training_chain():
-    """A chain of 32 ops and its backward pass, with a peak of 32 MiB on one device."""
-    return bl.generators.with_backward(bl.generators.chain(32, size_bytes=(1 << 20, 1 << 20)))
+    """A chain of 32 ops in layers of four, and its backward pass, with a peak of 32 MiB on one device."""
+    chain = bl.generators.chain(32, size_bytes=(1 << 20, 1 << 20))
+    return bl.generators.with_backward(chain.replace(names=[f"layer{op // 4}/{op}" for op in range(chain.n)]))
 
 
 @pytest.mark.parametrize("value", ["sqrt", "boundaries", "24MiB"])
@@ -492,6 +494,10 @@ def test_a_recomputed_step_is_the_library_s(training_chain, value):
     graph = bl.recompute(training_chain, **argument)
     line = bl.simulate(graph, bench.outcome.setting.cluster, bl.place(graph, bench.outcome.setting.cluster, "m-etf"))
     assert bench.outcome.graph.key == graph.key and bench.outcome.timeline.makespan_us == line.makespan_us
+    plain = bl.place(training_chain, bl.Cluster.uniform(2), "m-etf")
+    plain_us = bl.simulate(training_chain, bl.Cluster.uniform(2), plain).makespan_us
+    change = change_in_words(line.makespan_us, plain_us)
+    assert f"against the setting before</abbr> <b>{change}" in bench.header.facts.value and change.startswith("+")
     scope = {"graph": training_chain}
     exec(bench.model.code(), scope)
     assert scope["timeline"].makespan_us == line.makespan_us

@@ -298,7 +298,7 @@ def same_work(first: Outcome, second: Outcome) -> bool:
     if first.samples is None and (a.micro_batches or 1) != (b.micro_batches or 1):
         return False
     return (
-        first.graph.name == second.graph.name
+        (first.graph.name == second.graph.name or a.recompute != b.recompute)
         and (a.source, a.model_params, a.profile) == (b.source, b.model_params, b.profile)
         and first.samples == second.samples
     )
