@@ -888,7 +888,7 @@ def half_of_channels(source, result):
         helper.make_node("Gather", [inner[0], "one"], inner[1:2]),
         helper.make_node("Div", [inner[1], "two"], inner[2:3]),
         helper.make_node("Unsqueeze", [inner[2], "axis"], inner[3:]),
-        helper.make_node("Slice", [source, "zeros", inner[3], "ones"], [result]),
+        helper.make_node("Slice", [source, "zeros", inner[3], "axes"], [result]),
     ]
 
 
@@ -900,11 +900,13 @@ def test_bug_shapes_behind_sizes_that_a_model_divides_were_not_known():
             ("one", [], 1),
             ("two", [], 2),
             ("axis", [1], 0),
-            ("zeros", [1], 0),
             ("ones", [1], 1),
         )
     ]
+    zero = helper.make_tensor("zero", TensorProto.INT64, [1], [0])
     nodes = [
+        helper.make_node("ConstantOfShape", ["ones"], ["zeros"], value=zero),
+        helper.make_node("Reshape", ["ones", "ones"], ["axes"]),
         *half_of_channels("x", "first"),
         helper.make_node("Relu", ["first"], ["activated"]),
         *half_of_channels("activated", "second"),

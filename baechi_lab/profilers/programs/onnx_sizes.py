@@ -6,7 +6,7 @@ such as those of the halves that `torch.chunk` makes, stay open. Here the refere
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,10 +22,11 @@ onnx = onnx_package()
 Numbers = NDArray[np.generic]
 
 _FOLLOWED = frozenset(
-    "Abs Add And Cast Ceil Concat Div Equal Floor Gather Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg "
-    "Not Or ReduceMax ReduceMin ReduceProd ReduceSum Reshape Round Slice Split Sqrt Squeeze Sub Unsqueeze Where".split()
+    "Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual Identity Less LessOrEqual "
+    "Max Min Mod Mul Neg Not Or Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape Round Slice Split Sqrt Squeeze Sub "
+    "Transpose Unsqueeze Where".split()
 )
-"""Operators that compute sizes; none of them makes a large tensor of small ones."""
+"""Operators that compute sizes."""
 _MOST_ELEMENTS = 64
 _FAILS = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, NotImplementedError)
 
@@ -60,10 +61,11 @@ def compute_sizes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]], size
             bounds = {a.name: a.i for a in node.attribute}
             shape = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
             sizes[node.output[0]] = shape if node.op_type == "Shape" else np.array(shape.prod())
-        elif node.op_type in _FOLLOWED and any(v in sizes for v in node.input):
+        elif node.op_type in _FOLLOWED:
             arguments = {v: sizes[v] if v in sizes else constants.get(v) for v in node.input if v}
-            if all(value is not None for value in arguments.values()):
-                sizes |= _results(node, arguments, model)
+            known_arguments = {v: numbers for v, numbers in arguments.items() if numbers is not None}
+            if len(known_arguments) == len(arguments) and _is_small(node.op_type, list(known_arguments.values())):
+                sizes |= _results(node, known_arguments, model)
     return len(sizes) > count_before
 
 
@@ -93,7 +95,20 @@ def _constant(node: NodeProto) -> Numbers | None:
     return None
 
 
-def _results(node: NodeProto, arguments: Mapping[str, Numbers | None], model: ModelProto) -> dict[str, Numbers]:
+def _is_small(op_type: str, arguments: Sequence[Numbers]) -> bool:
+    """Whether the result of an operator whose output may be larger than its inputs is small."""
+    try:
+        if op_type in ("ConstantOfShape", "Expand"):
+            return bool(np.prod(arguments[-1].astype(np.float64)) <= _MOST_ELEMENTS)
+        if op_type == "Range":
+            start, limit, delta = (float(numbers.item()) for numbers in arguments)
+            return (limit - start) / delta <= _MOST_ELEMENTS
+    except _FAILS:
+        return False
+    return True
+
+
+def _results(node: NodeProto, arguments: Mapping[str, Numbers], model: ModelProto) -> dict[str, Numbers]:
     """Returns the outputs of an operator by name; none if they are not small, or if it cannot be computed."""
     from onnx.reference import ReferenceEvaluator
 
