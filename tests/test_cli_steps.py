@@ -97,6 +97,16 @@ def test_profile_place_run_export_by_files(call, tmp_path):
     assert (tmp_path / "out" / "train.py").is_file()
 
 
+def test_bug_the_repeats_of_a_profile_were_a_line_of_113_characters():
+    from baechi_lab.cli.profile import in_words
+
+    measured = {"step_us": [79.93, 185.2, 100.0], "others_share": 1.25, "cores": 16}
+    assert in_words({"measured": measured}) == {
+        "measured": "3 repeats took 79.93 us to 185.20 us",
+        "meanwhile": "other programs used 1.2 of 16 cores",
+    }
+
+
 def test_run_places_by_itself(call, tmp_path):
     code, out, _ = call(
         "run",

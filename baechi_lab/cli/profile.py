@@ -19,7 +19,7 @@ from ..graph import OpGraph
 from ..graph.hardware import DEFAULT_HARDWARE, Hardware
 from ..graph.units import format_bytes, format_us
 from ..profilers.estimate_record import describe_estimate
-from ..profilers.machine_load import describe_repeats
+from ..profilers.machine_load import describe_load, describe_range
 from ..profilers.precision import MODES, NAMES, Precision, profile_mode
 from . import console, files, hugging_face, options, output, steps
 
@@ -120,7 +120,7 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, object]:
     lines: dict[str, object] = {}
     for name, value in facts.items():
         if name == "measured":
-            lines["repeats"] = describe_repeats(value)
+            lines |= {"measured": describe_range(value), "meanwhile": describe_load(value)}
         elif name == "estimate":
             lines |= describe_estimate(value)
         elif name.endswith("_us"):

@@ -103,18 +103,26 @@ def _spread(us: NDArray[np.float64]) -> float:
     return round((float(us.max()) - float(us.min())) / median, 3) if median > 0 else 0.0
 
 
+def describe_range(measured: Mapping[str, Any]) -> str:
+    """Describes the times of the fastest and the slowest repeat."""
+    step_us = measured["step_us"]
+    if len(step_us) < 2:
+        return "one repeat"
+    return f"{len(step_us)} repeats took {format_us(min(step_us))} to {format_us(max(step_us))}"
+
+
+def describe_load(measured: Mapping[str, Any]) -> str:
+    """Describes the load by other programs."""
+    return f"other programs used {measured['others_share']:.2g} of {measured['cores']} cores"
+
+
 def describe_repeats(measured: Mapping[str, Any]) -> str:
     """Describes the range of the repeats and the load by other programs in one sentence.
 
     >>> describe_repeats({"step_us": [1000.0, 1200.0], "others_share": 1.5, "cores": 2, "busy": True})
     '2 repeats took 1.00 ms to 1.20 ms, and other programs used 1.5 of 2 cores'
     """
-    step_us = measured["step_us"]
-    count = len(step_us)
-    repeats_text = (
-        f"{count} repeats took {format_us(min(step_us))} to {format_us(max(step_us))}" if count > 1 else "one repeat"
-    )
-    return f"{repeats_text}, and other programs used {measured['others_share']:.2g} of {measured['cores']} cores"
+    return f"{describe_range(measured)}, and {describe_load(measured)}"
 
 
 def warn_if_disturbed(name: str, measured: Mapping[str, Any]) -> None:
