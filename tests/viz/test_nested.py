@@ -210,6 +210,21 @@ def test_a_box_that_was_cut_counts_the_items_that_it_has_now():
     assert 1 < whole_chain.most_items <= 5 and sorted(whole_chain.ops.tolist()) == list(range(40))
 
 
+def test_bug_parts_without_a_name_were_counted_with_those_that_have_one():
+    """Layers of two to five ops in a row, and twelve ops outside them: the last parts were "part 4 of 5" and "part 5 of 5"."""
+    names = [
+        f"net/{layer}/op{k}" for layer, size in enumerate([5, 3, 2, 2, 3, 2, 2, 2, 5, 4, 5, 5]) for k in range(size)
+    ]
+    names += [f"net/plain{k}x" for k in range(12)]
+    chain = [(op, op + 1, 8) for op in range(len(names) - 1)]
+    graph = bl.OpGraph.from_edges(
+        np.ones(len(names)), chain, names=names, op_types=[f"type{k}" for k in range(len(names))]
+    )
+    tree = build_tree(graph)
+    parts = [label for label, kind in zip(tree.labels, tree.kind, strict=True) if kind == LEVEL]
+    assert parts[0].startswith("net/0 to ") and parts[-2:] == ["other ops (1)", "other ops (2)"]
+
+
 def test_the_backward_pass_is_cut_as_the_forward_pass():
     n = 60
     names = [f"op{k}" for k in range(n)] + [f"op{k}_grad" for k in range(n)]

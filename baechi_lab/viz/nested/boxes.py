@@ -173,7 +173,8 @@ class _Levels:
             else:
                 labels.append("other ops" if any(is_named) else f"part {k + 1} of {cut.count}")
         return cut.segment_of, [
-            label if labels.count(label) == 1 else f"{label} ({k + 1})" for k, label in enumerate(labels)
+            label if labels.count(label) == 1 else f"{label} ({labels[: k + 1].count(label)})"
+            for k, label in enumerate(labels)
         ]
 
     def _mirror(self, box: Box, key: tuple[str, ...], edges: Ints) -> tuple[Ints, list[str]] | None:
