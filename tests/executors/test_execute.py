@@ -352,6 +352,18 @@ def test_a_device_runs_one_op_at_a_time(worker):
     assert run.status == "ok" and (start[1:] >= end[:-1] - 1).all()  # the trace counts whole microseconds
 
 
+def test_bug_measured_peaks_did_not_say_that_received_tensors_are_missing(worker):
+    """Logical CPU devices share memory: the second one measured 0 bytes where 2 times 4 KB are simulated, without a word."""
+    tf = pytest.importorskip("tensorflow")
+    step = bl.trace(lambda x: tf.reduce_sum(tf.nn.relu(tf.tanh(x @ x))), np.ones((32, 32), np.float32))
+    graph = bl.profile(step, hardware="cpu-core")
+    apart = bl.Placement(device=[int(kind == "Relu") for kind in graph.op_types])
+    run = bl.execute(step, apart, steps=1, warmup=1, kind="cpu", virtual=2, worker=worker)
+    simulated = bl.simulate(graph, bl.Cluster.uniform(2, kind="cpu"), apart)
+    assert run.timeline.info["peak"] == "requested by tensors, without received ones"
+    assert run.timeline.peak_bytes[1] <= 32 * 32 * 4 and simulated.peak_bytes[1] == 2 * 32 * 32 * 4
+
+
 def test_bug_measured_peaks_lacked_what_loops_keep(worker):
     """TensorFlow records nothing of the ops inside loops: here 20 outputs of tanh and 20 products of 4 KB each."""
     tf = pytest.importorskip("tensorflow")

@@ -77,7 +77,9 @@ def to_timeline(
         tensor_bytes=sizes,
         info={
             "clock_offsets_us": trace.offsets_us.tolist(),
-            "peak": "requested by tensors" + (", inside loops as counted from their bodies" if in_bodies else ""),
+            "peak": "requested by tensors"
+            + (", without received ones" if len(moves) and not has_copies else "")
+            + (", inside loops as counted from their bodies" if in_bodies else ""),
             "allocator_peak_bytes": trace.in_use.tolist(),
         },
     )
