@@ -14,8 +14,10 @@ from drawn_features import DrawnFeatures, Normalized  # noqa: E402
 from exported_script import run_torch  # noqa: E402
 from paired_rows import Pair, PairOfRows  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch_cases import SMALL  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
+from baechi_lab.exporters.torch.sources import Sources  # noqa: E402
 from baechi_lab.torch_steps.step import TorchStep  # noqa: E402
 from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
@@ -96,3 +98,12 @@ def test_bug_batches_of_records_gave_scripts_that_could_not_load_them(tmp_path):
     with pytest.raises(bl.InvalidInput, match=r"inputs of step 'records' have a paired_rows\.Pair, which an exported"):
         bl.torch.export(step, bl.Placement(device=[0]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["bert", "gnmt", "resnet50"])
+def test_bug_losses_of_benchmark_models_were_no_sources_of_a_script(name):
+    """They stood beside code of this package, which an exported script does not have."""
+    step = bl.torch.models.build(name, **SMALL[name])
+    sources = Sources()
+    assert sources.of_step(step, step.model())["LOSS"] == f"model_losses.{step.loss.__name__}"
+    assert "model_losses.py" in sources.files

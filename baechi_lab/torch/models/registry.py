@@ -1,4 +1,4 @@
-"""Models by name, as training steps with their losses."""
+"""Models by name, as training steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from ...checks import check_whole
 from ...errors import InvalidInput, UnknownNameError
@@ -18,27 +17,9 @@ from ...torch_steps.step import TorchStep
 from .bert import BERT
 from .gnmt import GNMT
 from .inception import InceptionV3
+from .losses import class_loss, pretraining_loss, token_loss
 from .resnet import ResNet
 from .transformer import Transformer
-
-
-def class_loss(outputs: object, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of logits, plus 0.4 of the auxiliary head's if there is one."""
-    if isinstance(outputs, tuple):
-        return F.cross_entropy(outputs[0], labels) + 0.4 * F.cross_entropy(outputs[1].to(outputs[0].device), labels)
-    return F.cross_entropy(outputs, labels)
-
-
-def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy per token."""
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-def pretraining_loss(
-    outputs: tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor, follows: torch.Tensor
-) -> torch.Tensor:
-    """Returns the masked-token and next-sentence cross entropy."""
-    return token_loss(outputs[0], labels) + F.cross_entropy(outputs[1].to(outputs[0].device), follows)
 
 
 def build(
