@@ -301,11 +301,11 @@ class Interceptor:
         if self.installed:
             unwatch()
         for module, intercepted in self.installed:
-            later = module.__dict__.get("forward")  # of a model that shares the module
-            while isinstance(later, Intercepted) and later.earlier not in (None, intercepted):
-                later = later.earlier
-            if isinstance(later, Intercepted) and later.earlier is intercepted:
-                later.earlier = intercepted.earlier
+            latest = module.__dict__.get("forward")  # of a model that shares the module
+            while isinstance(latest, Intercepted) and latest.earlier not in (None, intercepted):
+                latest = latest.earlier
+            if isinstance(latest, Intercepted) and latest.earlier is intercepted:
+                latest.earlier = intercepted.earlier
                 continue
             del module.forward
             forward_before = intercepted.earlier or intercepted.of_instance

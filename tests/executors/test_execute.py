@@ -357,9 +357,9 @@ def test_bug_measured_peaks_did_not_say_that_received_tensors_are_missing(worker
     tf = pytest.importorskip("tensorflow")
     step = bl.trace(lambda x: tf.reduce_sum(tf.nn.relu(tf.tanh(x @ x))), np.ones((32, 32), np.float32))
     graph = bl.profile(step, hardware="cpu-core")
-    apart = bl.Placement(device=[int(kind == "Relu") for kind in graph.op_types])
-    run = bl.execute(step, apart, steps=1, warmup=1, kind="cpu", virtual=2, worker=worker)
-    simulated = bl.simulate(graph, bl.Cluster.uniform(2, kind="cpu"), apart)
+    placement = bl.Placement(device=[int(kind == "Relu") for kind in graph.op_types])
+    run = bl.execute(step, placement, steps=1, warmup=1, kind="cpu", virtual=2, worker=worker)
+    simulated = bl.simulate(graph, bl.Cluster.uniform(2, kind="cpu"), placement)
     assert run.timeline.info["peak"] == "requested by tensors, without received ones"
     assert run.timeline.peak_bytes[1] <= 32 * 32 * 4 and simulated.peak_bytes[1] == 2 * 32 * 32 * 4
 

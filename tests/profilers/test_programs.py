@@ -135,8 +135,8 @@ def test_bug_rows_that_are_chosen_or_sorted():
     from baechi_lab.profilers.programs.onnx_flops import bytes_of_sort
     from baechi_lab.profilers.programs.onnx_model import program_of
 
-    chosen = kernel_of("Compress", {"x": (1000, 16), "c": (1000,)}, (4, 16), axis=0)
-    assert chosen.moved_bytes == 2 * 4 * 16 * 4
+    compression = kernel_of("Compress", {"x": (1000, 16), "c": (1000,)}, (4, 16), axis=0)
+    assert compression.moved_bytes == 2 * 4 * 16 * 4
     largest = helper.make_node("TopK", ["x", "k"], ["values", "indices"])
     k = helper.make_tensor("k", TensorProto.INT64, [1], [3])
     top = model([largest], [value("x", 2, 8192)], [value("values", 2, 3)], [k])

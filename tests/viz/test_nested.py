@@ -221,8 +221,8 @@ def test_bug_parts_without_a_name_were_counted_with_those_that_have_one():
         np.ones(len(names)), chain, names=names, op_types=[f"type{k}" for k in range(len(names))]
     )
     tree = build_tree(graph)
-    parts = [label for label, kind in zip(tree.labels, tree.kind, strict=True) if kind == LEVEL]
-    assert parts[0].startswith("net/0 to ") and parts[-2:] == ["other ops (1)", "other ops (2)"]
+    block_labels = [label for label, kind in zip(tree.labels, tree.kind, strict=True) if kind == LEVEL]
+    assert block_labels[0].startswith("net/0 to ") and block_labels[-2:] == ["other ops (1)", "other ops (2)"]
 
 
 def test_the_backward_pass_is_cut_as_the_forward_pass():

@@ -159,10 +159,10 @@ class _Levels:
             candidates.append(kinds.setdefault(kind, len(kinds)))
         cut = segments(np.array(candidates), edges[:, 0], edges[:, 1], limit)
         labels = []
-        parts = _divided(box.items, cut.segment_of)
-        scopes = [[item for item in items if item.kind != OP] for items in parts]
-        is_named = [len(boxes) > len(items) / 2 for boxes, items in zip(scopes, parts, strict=True)]
-        for k in range(len(parts)):
+        segment_items = _divided(box.items, cut.segment_of)
+        scopes = [[item for item in items if item.kind != OP] for items in segment_items]
+        is_named = [len(boxes) > len(items) / 2 for boxes, items in zip(scopes, segment_items, strict=True)]
+        for k in range(len(segment_items)):
             block = k - cut.first
             if is_named[k]:
                 labels.append(_range(scopes[k]))

@@ -71,12 +71,12 @@ def test_bug_a_lookup_of_a_few_numbers_read_the_whole_table():
 
     assert moved_bytes(1_000) == moved_bytes(100_000)
     row_bytes, index_bytes = 16 * 4, 24 * 8
-    sum_of_rows, taken, reduced_numbers, reduced_rows, put, shortened_rows = moved_bytes(1_000)
+    sum_of_rows, row_lookup, reduced_numbers, reduced_rows, row_write, shortened_rows = moved_bytes(1_000)
     assert sum_of_rows >= (24 + 8) * row_bytes + index_bytes and sum_of_rows < 50 * row_bytes
-    assert taken == 2 * 24 * 4 + index_bytes
+    assert row_lookup == 2 * 24 * 4 + index_bytes
     assert reduced_numbers == 16 * index_bytes + 24 * row_bytes + 2 * 16 * index_bytes
     assert reduced_rows == index_bytes + 3 * 24 * row_bytes
-    assert put == index_bytes + 24 * 4 + 2 * index_bytes
+    assert row_write == index_bytes + 24 * 4 + 2 * index_bytes
     assert shortened_rows == index_bytes + 2 * 24 * row_bytes
 
 
