@@ -136,6 +136,16 @@ def test_place_then_simulate(call, graph_file, tmp_path):
     assert "plotly" in page.read_text().lower()
 
 
+def test_bug_a_script_took_a_placement_that_does_not_fit_for_a_good_one(call, graph_file, tmp_path):
+    file = tmp_path / "placement.json"
+    save(bl.Placement(device=[0, 0, 0]), file)
+    code, out, err = call("simulate", graph_file, file, "--devices", "1", "--memory", "10B", "--json")
+    assert code == 1 and not json.loads(out)["feasible"]
+    assert re.fullmatch("baechi-lab simulate: the placement is not feasible: .*10 B.*\n", err)
+    code, _, err = call("simulate", graph_file, file, "--devices", "1", "--memory", "1GB")
+    assert code == 0 and not err
+
+
 def test_placement_of_groups_is_written_for_ops(call, graph_file, tmp_path):
     file = tmp_path / "placement.json"
     code, out, _ = call("place", graph_file, *CLUSTER, "--placer", "m-topo", "-o", file)
@@ -642,6 +652,7 @@ def test_sweep_of_a_graph_file_resumes(call, graph_file, tmp_path):
     ("arguments", "text"),
     [
         (["--devices", "1,x"], "--devices is 'x'"),
+        (["--devices", "1-4"], "--devices is '1-4'; it must be a whole number or a list such as 1,2,4"),
         (["--placers", "m-etff"], "did you mean 'm-etf'"),
         (["--mode", "guessed"], "'guessed'"),
         (["--jobs", "0"], "--jobs is 0"),

@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import pytest
+from fuzzing.arguments import call_in_temporary_folder
 from fuzzing.case import Case
 from fuzzing.run import CASES, run
 
@@ -28,6 +30,14 @@ def test_every_answer_is_a_result_or_one_sentence(kind, count):
     assert refused + accepted == count
     assert refused > count // 10
     assert accepted > count // 50
+
+
+def test_bug_a_folder_that_a_call_writes_stayed_in_the_working_tree(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call_in_temporary_folder(os.makedirs, {"name": "x/y"})
+    with pytest.raises(FileNotFoundError):
+        call_in_temporary_folder(os.rmdir, {"path": "x"})
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_run_of_hours_keeps_what_failed_and_the_file_that_it_read(tmp_path, monkeypatch, capsys):

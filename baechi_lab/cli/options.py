@@ -192,17 +192,23 @@ def batch_size_from(arguments: argparse.Namespace, micro_batches: int = 1) -> in
     return samples
 
 
-def whole_number(text: str, option: str, lowest: int) -> int:
-    """Parses a whole number of at least `lowest`."""
+def whole_number(text: str, option: str, lowest: int, allowed: str = "a whole number") -> int:
+    """Parses a whole number of at least `lowest`. `allowed` says in errors what the option takes."""
     try:
         number = int(text)
     except ValueError:
-        raise InvalidInput(f"{option} is {text!r:.60}; it must be a whole number") from None
+        raise InvalidInput(f"{option} is {text!r:.60}; it must be {allowed}") from None
     if number < lowest:
         raise InvalidInput(f"{option} is {text:.60}; it must be at least {lowest}")
     if number > LARGEST:
         raise InvalidInput(f"{option} is {text:.60}; it must be at most {LARGEST}")
     return number
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """Parses distinct whole numbers of at least 1, separated by commas."""
+    allowed = "a whole number or a list such as 1,2,4"
+    return [whole_number(word, option, 1, allowed) for word in distinct(text, option)]
 
 
 def number(text: str, option: str, lowest: float = 0.0) -> float:

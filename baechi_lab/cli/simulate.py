@@ -1,12 +1,14 @@
 """Simulate one step of a graph under a placement file.
 
 --trace writes a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing; -o writes the timeline itself;
---figure writes the Gantt chart as a page.
+--figure writes the Gantt chart as a page. The exit code is 1 if the placement exceeds the memory of a device or breaks another
+rule.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 from . import console, options, output
 
@@ -55,4 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output:
         save(timeline, arguments.output)
     output.print_json(facts) if arguments.json else output.print_timeline(facts)
-    return 0
+    if timeline.feasible:
+        return 0
+    print(f"baechi-lab simulate: the placement is not feasible: {timeline.violations[0].message}", file=sys.stderr)
+    return 1

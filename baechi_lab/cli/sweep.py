@@ -79,8 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     axes: dict[str, Any] = {
         "batch_size": sizes,
         "devices": [
-            device_count(options.whole_number(n, "--devices", 1), "--devices")
-            for n in options.distinct(arguments.devices, "--devices")
+            device_count(count, "--devices") for count in options.whole_numbers(arguments.devices, "--devices")
         ],
         "memory_bytes": [parse_bytes(m, "--memory") for m in options.distinct(memory, "--memory")],
         "placer": options.distinct(arguments.placers, "--placers"),
@@ -128,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _whole_numbers(text: str | None, option: str) -> list[int] | None:
     """Returns the whole numbers of an option, or None if it is not given."""
-    return None if text is None else [options.whole_number(n, option, 1) for n in options.distinct(text, option)]
+    return None if text is None else options.whole_numbers(text, option)
 
 
 MAX_JOBS = 512

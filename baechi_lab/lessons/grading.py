@@ -63,14 +63,15 @@ def grade_folder(folder: str | os.PathLike[str], seconds: float = 300.0) -> list
         seconds: the time limit of each notebook, which counts from the start of its process.
 
     Raises:
-        FormatError: the folder does not exist, or has no notebook.
+        FormatError: `folder` does not exist, is a file, or has no notebook.
         InvalidInput: `seconds` is not above 0.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise InvalidInput(f"seconds is {seconds!r}; it must be a finite number above 0")
     root = Path(folder)
     if not root.is_dir():
-        raise FormatError(f"{folder}: no such folder")
+        reason = "is a file, not a folder" if root.exists() else "does not exist"
+        raise FormatError(f"{folder} {reason}; give the folder of the submitted notebooks (*.ipynb)")
     paths = sorted(path for path in root.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
     if not paths:
         raise FormatError(f"{folder} has no notebook (*.ipynb)")

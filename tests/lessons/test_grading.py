@@ -225,8 +225,11 @@ def test_the_command_prints_and_writes_the_table(tmp_path, capsys):
 def test_folders_without_notebooks_are_refused(tmp_path, capsys):
     assert main(["grade", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"baechi-lab grade: {tmp_path} has no notebook (*.ipynb)\n"
-    with pytest.raises(bl.FormatError, match="no such folder"):
+    with pytest.raises(bl.FormatError, match="none does not exist; give the folder of the submitted notebooks"):
         grade_folder(tmp_path / "none")
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(bl.FormatError, match="is a file, not a folder; give the folder of the submitted"):
+        grade_folder(tmp_path / "a.csv")
     with pytest.raises(bl.InvalidInput, match="seconds is 0"):
         grade_folder(tmp_path, seconds=0)
 

@@ -1,5 +1,6 @@
 """Odd arguments to public functions: every answer is a result or one sentence."""
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -482,7 +483,7 @@ def cases(make_calls, count, seed):
         functions = make_calls(Path(name))
         for function, arguments in functions.values():  # what is compiled on first use must not count for one case
             try:
-                _as_before(function, arguments)
+                call_in_temporary_folder(function, arguments)
             except bl.BaechiLabError:  # a secret is never written over a file, a program is not there
                 continue
         for k in range(count):
@@ -500,14 +501,12 @@ def cases(make_calls, count, seed):
             changed = ", ".join(
                 f"{key}={value!a:.80}" for key, value in changed_arguments.items() if value is not arguments[key]
             )
-            yield Case(f"{label}({changed}) {seed}/{k}", lambda f=function, a=changed_arguments: _as_before(f, a))
+            yield Case(
+                f"{label}({changed}) {seed}/{k}", lambda f=function, a=changed_arguments: call_in_temporary_folder(f, a)
+            )
 
 
-def _as_before(function, arguments):
-    """Call, print what came of it, and leave the current folder as it was."""
-    before = {path.name for path in Path.cwd().iterdir()}
-    result = function(**arguments)
-    repr(result)
-    for path in Path.cwd().iterdir():
-        if path.name not in before and path.is_file():
-            path.unlink()
+def call_in_temporary_folder(function, arguments):
+    """Calls the function and prints its result. What it writes to relative paths is removed, also if it raises."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        repr(function(**arguments))
