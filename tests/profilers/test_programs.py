@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import warnings
@@ -985,6 +986,49 @@ def test_weights_that_are_missing_are_named(tmp_path):
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(FormatError, match=r"the weights of 'w1' are in 'weights\.bin', which is not beside it"):
         bl.profile_program(tmp_path / "two.onnx")
+
+
+@pytest.mark.parametrize("producer", ["ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Shape"])
+def test_bug_long_vectors_were_followed_element_by_element(producer):
+    """ONNX's inference did not end. The product behind the short vector of sizes still has its shape."""
+    long = 2**38
+    numbers = {"zero": 0, "one": 1, "long": long, "ones": [1], "length": [long], "pads": [0, long - 1], "four": [4]}
+    numbers |= {"axis": [0], "rows": [12, 64]}
+    inputs = {
+        "ConstantOfShape": ["length"],
+        "Expand": ["ones", "length"],
+        "Tile": ["ones", "length"],
+        "Range": ["zero", "long", "one"],
+        "Pad": ["ones", "pads"],
+        "Shape": ["x"],
+    }[producer]
+    nodes = [helper.make_node(producer, inputs, ["vector"])]
+    if producer == "Shape":  # of which the length follows from the input
+        product = helper.make_node("ReduceProd", ["vector"], ["elements"], keepdims=1)
+        factor = helper.make_node("Mul", ["elements", "length"], ["many"])
+        nodes += [product, factor, helper.make_node("ConstantOfShape", ["many"], ["filled"])]
+    nodes += [
+        helper.make_node("Cast", ["filled" if producer == "Shape" else "vector"], ["cast"], to=TensorProto.INT64),
+        helper.make_node("Concat", ["four", "rows"], ["shape"], axis=0),
+        helper.make_node("Expand", ["x", "shape"], ["y"]),
+        helper.make_node("MatMul", ["y", "w"], ["z"]),
+    ]
+    constants = [onnx.numpy_helper.from_array(np.array(n, np.int64), name) for name, n in numbers.items()]
+    onnx_model = model(
+        nodes, [value("x", 1, 64)], [value("z", None, None, None)], [weights("w", 64, 8), *constants], ir_version=9
+    )
+    script = (
+        "import sys, onnx, baechi_lab as bl\n"
+        "graph = bl.profile_program(onnx.load_from_string(sys.stdin.buffer.read()), training=False)\n"
+        "print(graph.tensor_bytes.tolist())"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    run = subprocess.run(command, input=onnx_model.SerializeToString(), capture_output=True, timeout=120)
+    assert run.returncode == 0, run.stderr.decode()[-500:]
+    sizes = json.loads(run.stdout)
+    assert 4 * 12 * 64 * 4 in sizes
+    vector_bytes = {"ConstantOfShape": 4 * long, "Shape": 4 * 64 * long}  # of float32; the others are of int64
+    assert vector_bytes.get(producer, 8 * long) in sizes
 
 
 def test_bug_a_shape_in_another_file_was_unknown(tmp_path):

@@ -42,6 +42,8 @@ _EQUIVALENTS = {
 """Operator of ONNX Runtime -> the one of ONNX that has its shapes, and the positions of the inputs that both have."""
 _VERSION_OF_EQUIVALENTS = 17
 """Version of ONNX's operators whose shapes are taken."""
+_LONGEST_VECTOR = 2**18
+"""Length of the longest vector in models through which ONNX follows the values of vectors."""
 
 
 def infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str, int]) -> ModelProto:
@@ -99,20 +101,35 @@ def _infer_with_sizes(model: ModelProto) -> ModelProto:
 
     What is behind a size is known after one more inference, and may have further sizes behind it.
     """
-    inferred_model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    inferred_model = onnx.shape_inference.infer_shapes(model)
     sizes: dict[str, Numbers] = {}
+    is_first = True
     while True:
         shapes, _ = shapes_and_types(inferred_model.graph)
         values = (v for node in model.graph.node for v in node.output if v)
-        if all(v in shapes for v in values) or not compute_sizes(model, shapes, sizes):
+        if all(v in shapes for v in values) or not (compute_sizes(model, shapes, sizes) or is_first):
             return inferred_model
-        folded_graph = onnx.shape_inference.infer_shapes(with_sizes(model, sizes), data_prop=True).graph
+        is_first = False
+        folded_graph = _infer_once(with_sizes(model, sizes)).graph
         for known_values, inferred_values in (
             (inferred_model.graph.value_info, folded_graph.value_info),
             (inferred_model.graph.output, folded_graph.output),
         ):
             del known_values[:]
             known_values.extend(inferred_values)
+
+
+def _infer_once(model: ModelProto) -> ModelProto:
+    """Returns the model with the shapes that ONNX infers in one pass.
+
+    ONNX can follow the values of vectors, and stores an entry for each element even if it knows none. So it does not end
+    where a vector has 2^40 elements. It follows none in a model with a long vector: `compute_sizes` follows the short ones.
+    """
+    inferred_model = onnx.shape_inference.infer_shapes(model)
+    shapes = (shape for graph in _graphs(inferred_model.graph) for shape in shapes_and_types(graph)[0].values())
+    if any(len(shape) == 1 and shape[0] > _LONGEST_VECTOR for shape in shapes):
+        return inferred_model
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
 def _add_types_that_inference_requires(model: ModelProto) -> None:
@@ -165,7 +182,7 @@ def _infer_open_shapes(model: ModelProto) -> ModelProto:
         if node.op_type not in CONTROL_FLOW and node.domain not in ("com.microsoft", "ai.onnx.ml"):
             continue
         if not is_inferred and (node.op_type in CONTROL_FLOW or any(v and v not in shapes for v in node.input)):
-            model, is_inferred = onnx.shape_inference.infer_shapes(model, data_prop=True), True
+            model, is_inferred = _infer_once(model), True
             types, shapes, element_types, own_values = _known_values(model.graph)
             node = model.graph.node[k]
         no_tensors = {
@@ -192,7 +209,7 @@ def _infer_open_shapes(model: ModelProto) -> ModelProto:
                 new_shapes, new_types = shapes_and_types(onnx.GraphProto(value_info=[value]))
                 shapes |= new_shapes
                 element_types |= new_types
-    return model if is_inferred else onnx.shape_inference.infer_shapes(model, data_prop=True)
+    return model if is_inferred else _infer_once(model)
 
 
 def _known_values(

@@ -45,6 +45,8 @@ def compute_sizes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]], size
     count_before = len(sizes)
     constants: dict[str, Numbers] = {}
     for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:  # weights, which are not loaded
+            continue
         if int(np.prod(tensor.dims)) <= _MOST_ELEMENTS and len(tensor.dims) < 2 and tensor.name not in sizes:
             try:
                 constants[tensor.name] = onnx.numpy_helper.to_array(tensor)
