@@ -272,7 +272,7 @@ class Auto(Placer):
 
         starts = [(a.peak_bytes, k) for k, (a, p) in enumerate(attempts) if p is not None]
         start = attempts[min(starts)[1]][1] if starts else None
-        repaired_placement = repair(graph, cluster, start)
+        repaired_placement = repair(graph, cluster, start, last_resort=True)
         if repaired_placement is not None:
             return repaired_placement
         why = "neither a rule nor the repair found a placement that fits, which is no proof that none exists"

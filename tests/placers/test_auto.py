@@ -290,6 +290,18 @@ def test_bug_memory_that_a_placement_never_fills_made_its_step_a_fifth_longer():
     assert max(steps_us[1:]) <= steps_us[0] * 1.02  # 1192 us instead of 991 us; annealing from other starts differs
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_bug_scarce_memory_was_refused_unless_a_placer_came_close_by_chance(seed):
+    """The last repair had as few simulations as that of every placer before it, which found nothing."""
+    graph = generators.random_dag(150, seed=seed)
+    cluster = Cluster.uniform(2)
+    needed_bytes = simulate(graph, cluster, place(graph, cluster, "single")).peak_bytes.max()
+    limited_cluster = cluster.with_memory(int(0.4 * needed_bytes))
+    placement = place(graph, limited_cluster, "auto")
+    assert placement.info["winner"] == "repair"
+    assert simulate(graph, limited_cluster, placement).feasible
+
+
 @pytest.mark.slow
 def test_bug_one_more_device_made_the_period_longer():
     """By 5.5 %: stages on three of four devices were not tried for the period of endless micro-batches."""

@@ -34,6 +34,8 @@ __all__ = ["packing_proof", "repair"]
 
 EVALUATIONS = 4000
 """Most simulations of a repair."""
+LAST_EVALUATIONS = 100_000
+"""Most simulations of a repair that is the last resort: `auto` refuses the graph if it finds nothing."""
 ROUNDS = 6
 """Most starts that are repaired."""
 MAX_SIMULATED_OPS = 100_000_000
@@ -41,18 +43,24 @@ MAX_SIMULATED_OPS = 100_000_000
 
 
 def repair(
-    graph: OpGraph, cluster: Cluster, start: Placement | None = None, seed: int = 0, evaluations: int | None = None
+    graph: OpGraph,
+    cluster: Cluster,
+    start: Placement | None = None,
+    seed: int = 0,
+    evaluations: int | None = None,
+    last_resort: bool = False,
 ) -> Placement | None:
     """Returns a placement that fits in memory and keeps colocation and allowed devices, or None if none is found.
 
     `start` may break any rule. `evaluations` is the number of simulations. The default is 4000 and fewer on large graphs, but
-    more there while a limit is exceeded and no proof says that nothing fits.
+    more there while a limit is exceeded and no proof says that nothing fits: up to 100,000 for the `last_resort`.
     Raises `InfeasiblePlacement` if an op has no allowed device at all.
     """
     if graph.n == 0:
         return Placement(device=np.zeros(0, dtype=np.int32))
     budget = max(60, min(EVALUATIONS, 8_000_000 // graph.n)) if evaluations is None else evaluations
-    removal = min(EVALUATIONS, MAX_SIMULATED_OPS // graph.n) if evaluations is None else 0
+    most = LAST_EVALUATIONS if last_resort else EVALUATIONS
+    removal = min(most, MAX_SIMULATED_OPS // graph.n) if evaluations is None else 0
     repaired_placement = _Repair(graph, cluster, seed).run(start, budget, removal)
     if repaired_placement is None and packing_proof(graph, cluster) is None:
         repaired_placement, _ = first_fitting(graph, cluster)
