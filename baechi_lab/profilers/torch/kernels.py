@@ -47,6 +47,8 @@ _ALLOCATE = frozenset(
 _TOUCHES_PART = frozenset({"embedding", "index", "index_select", "gather", "take", "slice_scatter", "select_scatter"})
 _SUMS_ROWS = frozenset({"_embedding_bag", "_embedding_bag_forward_only"})
 """Lookups that add up the rows which they read."""
+_BINARY_SEARCHES = {"searchsorted": 0, "bucketize": 1}
+"""Searches of values in sorted rows -> position of the rows among the tensors. A value reads log2 of the row's length of them."""
 _WRITES_PART = frozenset(
     """
         index_put_ _index_put_impl_ index_add_ index_copy_ index_fill_ index_reduce_ put_ scatter_ scatter_add_
@@ -290,6 +292,11 @@ def _moved_bytes(
         return 2 * written_bytes + sum(size(t) for t in inputs[1:])
     if name == "embedding_renorm_":  # reads the rows that are looked up, and writes those that are too long
         return 2 * inputs[1].numel() * prod(inputs[0].shape[1:]) * inputs[0].element_size() + size(inputs[1])
+    if name in _BINARY_SEARCHES:
+        bounds = inputs[_BINARY_SEARCHES[name] if len(inputs) > 1 else 0]
+        reads = outputs[0].numel() * max(bounds.shape[-1], 1).bit_length()
+        other_bytes = sum(size(t) for t in inputs if t is not bounds)
+        return reads * bounds.element_size() + other_bytes + written_bytes
     if name in _SUMS_ROWS:
         row_bytes = prod(inputs[0].shape[1:]) * inputs[0].element_size()
         return inputs[1].numel() * row_bytes + sum(size(t) for t in inputs[1:]) + written_bytes

@@ -2,9 +2,9 @@
 
 One forward and backward pass runs under the same interception as a measured profile. A dispatch mode sees every ATen operator
 and assigns it to the running call; in the backward pass to the call whose autograd node is running. Operators between calls
-belong to the preceding call. As in a measured profile, temporary memory is what a call's operators allocate beyond what
-remains at its end. Scratch memory within kernels is that of a CPU (`cpu_scratch`), or the copies that convolutions make in
-another order.
+belong to the preceding call, and those before all calls to the first one. As in a measured profile, temporary memory is what a
+call's operators allocate beyond what remains at its end. Scratch memory within kernels is that of a CPU (`cpu_scratch`), or the
+copies that convolutions make in another order.
 """
 
 from __future__ import annotations
@@ -304,6 +304,12 @@ class WorkWatch(MemoryWatch):
         if key == LOSS_KEY:
             self.loss_of = find_loss_outputs(list(tensors(args)), outputs)
         return outputs
+
+    def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Assigns what runs before the first call to this call."""
+        if self.index and not in_backward():
+            self.counter.owner = ("f", 0)
+        return super().begin(frame, args, kwargs)
 
     def end(self, frame: Frame, outputs: object) -> object:
         """Assigns what runs until the backward pass reaches a call to no call."""

@@ -33,14 +33,15 @@ def refusal(who: str, error: BaseException) -> InvalidInput:
     """Returns the error for `who`, a model or a layer, that reads values."""
     if isinstance(error, RandomDecision):
         return InvalidInput(
-            f"{who} decides by a random number what runs, as a layer drop or a random size of images does, and an estimate "
-            "draws none: set the layer drop to 0 (layerdrop, encoder_layerdrop, decoder_layerdrop in configurations of "
-            "transformers), estimate the model in evaluation (mode='inference'), or profile it measured, with weights "
-            "(bl.torch.profile(model, inputs))"
+            f"{who} decides by a random number what runs or how large tensors are, and an estimate draws none: profile the "
+            "model measured, with weights (bl.torch.profile(model, inputs)), as detectors in training need; if it is a layer "
+            "drop, set it to 0 (layerdrop, encoder_layerdrop, decoder_layerdrop in configurations of transformers) or "
+            "estimate the model in evaluation (mode='inference')"
         )
     values_read = first_line(error) if isinstance(error, NEEDS_VALUES) else "the lengths of a nested tensor"
+    role = "on which shapes depend and " if isinstance(error, DynamicOutputShapeException) else ""
     return InvalidInput(
-        f"{who} looks at the values of tensors ({values_read}), which an estimate does not have: profile the model "
+        f"{who} looks at the values of tensors ({values_read}), {role}which an estimate does not have: profile the model "
         "measured, with weights (bl.torch.profile(model, inputs)), or without that part"
     )
 

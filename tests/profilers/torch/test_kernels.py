@@ -239,3 +239,14 @@ def test_products_with_a_vector_have_flops():
     a, x = torch.ones(8, 16), torch.ones(16)
     assert kernels(lambda: torch.mv(a, x))["mv"].flops == 2 * 8 * 16
     assert kernels(lambda: torch.addmv(torch.ones(8), a, x))["addmv"].flops == 2 * 8 * 16
+
+
+def test_bug_a_binary_search_read_each_number_once():
+    """Rows of 1000 numbers take 10 reads per value, of which the result has 8 bytes."""
+    rows, values = torch.empty(1000, device="meta"), torch.empty(64, 8, device="meta")
+    expected_bytes = 64 * 8 * (10 * 4 + 4 + 8)
+    out = torch.searchsorted(rows, values)
+    assert kernel_of(torch.ops.aten.searchsorted.Tensor, (rows, values), {}, out).moved_bytes == expected_bytes
+    assert kernel_of(torch.ops.aten.bucketize.Tensor, (values, rows), {}, out).moved_bytes == expected_bytes
+    out = torch.searchsorted(rows, 3.0)
+    assert kernel_of(torch.ops.aten.searchsorted.Scalar, (rows, 3.0), {}, out).moved_bytes == 10 * 4 + 8

@@ -111,9 +111,37 @@ def test_values_that_depend_on_weights_are_refused(count):
 )
 def test_bug_layer_drop_was_refused_without_its_cause(count):
     with pytest.raises(
-        InvalidInput, match=r"decides by a random number .* set the layer drop to 0 .* profile it measured"
+        InvalidInput,
+        match=r"decides by a random number .* profile the model measured, .* if it is a layer drop, set it to 0",
     ):
         bl.torch.profile(Model(count), (X, TOKENS), hardware="a100")
+
+
+class Detector(torch.nn.Module):
+    """As torchvision's detectors: training draws a size of images, and scores choose the boxes."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.boxes = torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(8, 4)
+
+    def forward(self, images):
+        if self.training:
+            size = (8, 16)[int(torch.empty(1).uniform_(0.0, 2.0).item())]
+            images = torch.nn.functional.interpolate(images, size=size)
+        boxes = self.boxes(self.features(images).flatten(2).transpose(1, 2).flatten(0, 1))
+        return boxes[torch.where(boxes[:, 0] > 0)[0]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("training", r"what runs or how large tensors are, .* measured, .* as detectors in training need; if it is"),
+        ("inference", r"looks at the values of tensors \(aten\.nonzero\.default\), on which shapes depend .* measured"),
+    ],
+)
+def test_bug_detectors_were_refused_as_if_they_dropped_layers(mode, reason):
+    with pytest.raises(InvalidInput, match=reason):
+        bl.torch.profile(Detector(), torch.ones(2, 3, 8, 8), mode=mode, hardware="a100")
 
 
 def test_bug_checks_of_distributions_were_refused():

@@ -1016,3 +1016,26 @@ def test_bug_a_backward_pass_that_fails_without_values_ended_in_a_foreign_error(
         bl.InvalidInput, match="the model cannot be estimated: its step fails without the values of tensors"
     ):
         bl.torch.profile(model, inputs, hardware="cpu-core")
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("make", [torch.zeros, torch.ones, torch.arange, lambda n: torch.full((n,), 2.0), torch.rand])
+def test_bug_tensors_made_before_the_first_layer_took_no_time(make, mode):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            start = make(2**26)[:8]
+            return self.layer(x) + start
+
+    layers, operators = (
+        float(
+            bl.torch.profile(
+                Model(), torch.ones(8, 8), hardware="h100", mode=mode, granularity=granularity
+            ).duration_us.sum()
+        )
+        for granularity in ("layer", "operator")
+    )
+    assert 4 * 2**26 / 3.35e12 * 1e6 < layers == pytest.approx(operators, rel=0.05)
