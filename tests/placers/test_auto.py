@@ -290,6 +290,7 @@ def test_bug_memory_that_a_placement_never_fills_made_its_step_a_fifth_longer():
     assert max(steps_us[1:]) <= steps_us[0] * 1.02  # 1192 us instead of 991 us; annealing from other starts differs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_bug_scarce_memory_was_refused_unless_a_placer_came_close_by_chance(seed):
     """The last repair had as few simulations as that of every placer before it, which found nothing."""

@@ -127,6 +127,16 @@ def test_best_fit_takes_the_fullest_device_that_still_fits():
     assert best_fit(need, need, np.ones((3, 2), dtype=bool), np.array([100, 60])).tolist() == [1, 0, 1]
 
 
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.36), (1, 0.4)])
+def test_the_last_resort_finds_placements_that_other_repairs_have_no_time_for(seed, share):
+    graph = generators.random_dag(60, seed=seed)
+    one_device = simulate(graph, Cluster.uniform(1), Placement(device=np.zeros(60, dtype=np.int32)))
+    cluster = Cluster.uniform(2).with_memory(int(share * one_device.peak_bytes.max()))
+    assert repair(graph, cluster) is None
+    repaired_placement = repair(graph, cluster, last_resort=True)
+    assert simulate(graph, cluster, repaired_placement).feasible
+
+
 @pytest.mark.slow
 def test_a_large_graph_on_two_devices_of_0_6_of_its_need():
     """GNMT, 17,838 ops: the best start exceeds the limit by 174 MB, and a few hundred simulations do not remove that."""
