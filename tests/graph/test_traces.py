@@ -922,3 +922,38 @@ def test_programs_are_sent_to_profile(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x08\x0b")
     with pytest.raises(FormatError, match=r"bl\.profile"):
         bl.load_graph(tmp_path / name)
+
+
+def _launched(launch: object, kernel: object) -> list[dict]:
+    """An op that launches a kernel, which starts when 10 us of the op have passed; values of the field `correlation`."""
+    row = {"ph": "X", "pid": 1, "tid": 1}
+    device = {"device": 0, "stream": 7, "correlation": kernel}
+    return [
+        {**row, "name": "aten::mm", "cat": "cpu_op", "ts": 100, "dur": 20, "args": {}},
+        {
+            **row,
+            "name": "cudaLaunchKernel",
+            "cat": "cuda_runtime",
+            "ts": 105,
+            "dur": 5,
+            "args": {"correlation": launch},
+        },
+        {**row, "name": "gemm", "cat": "kernel", "ts": 110, "dur": 50, "pid": 0, "args": device},
+    ]
+
+
+@pytest.mark.parametrize(("launch", "kernel"), [(7, 7), ("7", 7), (7.0, 7), ("a", "a")])
+def test_bug_a_correlation_of_another_type_was_no_launch(tmp_path, launch, kernel):
+    (tmp_path / "k.json").write_text(json.dumps({"traceEvents": _launched(launch, kernel)}))
+    recording = bl.load_trace(tmp_path / "k.json")
+    assert not any("no launch" in note for note in recording.notes)
+    assert dict(zip(recording.graph.names, recording.graph.duration_us, strict=True))["gemm"] == 50
+
+
+@pytest.mark.parametrize(("launch", "kernel"), [(0, 0), (None, None), (7, 8), (7, 7.5)])
+def test_bug_kernels_without_a_launch_were_read_without_a_word(tmp_path, launch, kernel):
+    """0 stands for no correlation: kernels were assigned to the last launch with it."""
+    (tmp_path / "k.json").write_text(json.dumps({"traceEvents": _launched(launch, kernel)}))
+    recording = bl.load_trace(tmp_path / "k.json")
+    assert any(note.startswith("1 of 1 ops on devices have no launch in the trace") for note in recording.notes)
+    assert recording.graph.names.count("gemm") == 1

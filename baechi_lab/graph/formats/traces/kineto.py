@@ -139,7 +139,8 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
         if before is None or row.end_us >= before.end_us:
             last[lane] = row
     if step.kernels:
-        copy_ends = {row.correlation: row.end_us for row in step.kernels if row.category != "kernel"}
+        copies = [row for row in step.kernels if row.category != "kernel" and row.correlation is not None]
+        copy_ends = {row.correlation: row.end_us for row in copies}
         _assign_runtime_calls(ops, [row for row in step.host if row.category in RUNTIME], copy_ends)
     builder = _EventBuilder(bool(step.kernels))
     for op in ops:
@@ -147,7 +148,7 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
     for row in step.kernels:
         builder.kernel(row)
     builder.wait_for_device()
-    calls = {row.correlation: row.end_us for row in rows if row.category in RUNTIME}
+    calls = {row.correlation: row.end_us for row in rows if row.category in RUNTIME and row.correlation is not None}
     latencies = [
         row.start_us - calls[row.correlation] for row in rows if row.category in KERNELS and row.correlation in calls
     ]
@@ -166,6 +167,12 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
     backlog = leave_out_backlog(
         builder.events, builder.launch_of, block_end_us, other_kernels, max(min(latencies, default=0.0), 0.0)
     )
+    unlaunched_count = len(step.kernels) - len(builder.launch_of)
+    if ops and unlaunched_count:
+        notes.append(
+            f"{unlaunched_count} of {len(step.kernels)} ops on devices have no launch in the trace (a call of the runtime with "
+            "their correlation): they do not wait for the op that launched them"
+        )
     notes = [*step.notes, *([] if step.is_marked else _repeated_steps(ops, rows)), *backlog, *notes]
     return recording(builder.events, name, notes)
 

@@ -45,9 +45,12 @@ class Row:
 
     @property
     def correlation(self) -> int | str | None:
-        """The number that a launch and its kernels have in common."""
+        """The number that a launch and its kernels have in common; None also for 0, by which profilers say that there is none."""
         value = self.args.get("correlation")
-        return value if isinstance(value, (int, str)) else None
+        is_number = isinstance(value, str) and value.isdecimal() and len(value) < 20
+        if is_number or (isinstance(value, float) and value.is_integer()):
+            value = int(value)
+        return (value or None) if isinstance(value, (int, str)) else None
 
 
 @dataclass(frozen=True)
