@@ -47,9 +47,10 @@ class Row:
     def correlation(self) -> int | str | None:
         """The number that a launch and its kernels have in common; None also for 0, by which profilers say that there is none."""
         value = self.args.get("correlation")
-        is_number = isinstance(value, str) and value.isdecimal() and len(value) < 20
-        if is_number or (isinstance(value, float) and value.is_integer()):
-            value = int(value)
+        if isinstance(value, str):
+            value = int(value) if value.isdecimal() and len(value) < 20 else value
+        elif isinstance(value, float):
+            value = int(value) if value.is_integer() else None
         return (value or None) if isinstance(value, (int, str)) else None
 
 
