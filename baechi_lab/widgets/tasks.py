@@ -94,9 +94,13 @@ class Tasks:
         return self.worker.busy and self.job == RUN
 
     def outcome(self) -> Outcome:
-        """The current outcome; raises while the outcome of the setting is not computed, or where it has none."""
-        outcome, stale = self.model.outcome, self.model.stale
-        if (outcome is None or stale) and self.model.worker.busy:
+        """The current outcome; raises while the outcome of the setting is not computed, or where it has none.
+
+        While a remedy is searched for a setting that does not fit, its outcome is known: it has none.
+        """
+        outcome, stale, problem = self.model.outcome, self.model.stale, self.model.problem
+        is_infeasible = problem is not None and problem.asks_fit
+        if (outcome is None or stale) and self.model.worker.busy and not is_infeasible:
             raise InvalidInput("the result is not there yet: wait until it is computed")
         if outcome is None:
             raise InvalidInput("no placement of this setting fits: Fit shows what would make it fit")

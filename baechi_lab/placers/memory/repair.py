@@ -59,8 +59,8 @@ def repair(
     if graph.n == 0:
         return Placement(device=np.zeros(0, dtype=np.int32))
     budget = max(60, min(EVALUATIONS, 8_000_000 // graph.n)) if evaluations is None else evaluations
-    most = LAST_EVALUATIONS if last_resort else EVALUATIONS
-    removal = min(most, MAX_SIMULATED_OPS // graph.n) if evaluations is None else 0
+    evaluation_limit = LAST_EVALUATIONS if last_resort else EVALUATIONS
+    removal = min(evaluation_limit, MAX_SIMULATED_OPS // graph.n) if evaluations is None else 0
     repaired_placement = _Repair(graph, cluster, seed).run(start, budget, removal)
     if repaired_placement is None and packing_proof(graph, cluster) is None:
         repaired_placement, _ = first_fitting(graph, cluster)
