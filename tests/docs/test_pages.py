@@ -110,6 +110,13 @@ def test_modules_that_the_pages_name_exist():
         assert [n for n in named if not any((base / n).exists() for base in bases)] == [], path
 
 
+def test_bug_a_page_had_the_marks_of_a_merge():
+    texts = [path for folder in (ROOT, DOCS, ROOT / "changes", ROOT / "tests") for path in folder.glob("*.md")]
+    assert len(texts) > 40
+    with_marks = re.compile(r"^(<{7} |={7}$|>{7} )", re.MULTILINE)
+    assert [path.name for path in texts if with_marks.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_nothing_cites_a_page_that_is_not_there():
     for path in [*ROOT.glob("baechi_lab/**/*.py"), *ROOT.glob("tests/**/*.py")]:
         for page in re.findall(r"\bdocs/[\w-]+\.md", path.read_text(encoding="utf-8")):
