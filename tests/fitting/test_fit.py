@@ -38,6 +38,7 @@ def test_a_step_that_fits_is_its_own_best_option():
     assert str(answer).startswith("Yes: 1 device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "share"), [(1, 0.6), pytest.param(2, 0.4, marks=pytest.mark.slow)])
 def test_every_option_is_what_its_simulation_says(devices, share):
     alone = bl.simulate(build(64), bl.Cluster.uniform(1, memory_bytes=1 << 40), bl.Placement(device=[0] * build(64).n))

@@ -44,6 +44,7 @@ def small(seed):
     return graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", fast(range(8), 1))
 def test_the_best_of_all_orders_is_found(seed):
     graph = small(seed)

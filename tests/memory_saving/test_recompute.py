@@ -266,6 +266,7 @@ def graded_chain(n, reads="output", source=0, size=1000):
     return bl.OpGraph.from_edges(plain.duration_us, edges, names=plain.names, forward_of=plain.forward_of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 7, 12, 40])
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
 def test_the_binomial_optimum_on_equal_stages(n, slots):
@@ -331,6 +332,7 @@ def test_a_chain_without_anything_to_repeat(max_groups):
     assert table.chain.count == 0 and table.levels() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_no_choice_of_single_copies_is_better(seed):
     """All subsets of dropped ops, simulated in graphs of about 12 ops: none within the budget repeats less work."""

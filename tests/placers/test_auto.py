@@ -37,6 +37,7 @@ def test_never_worse_than_any_fast_placer(graph, devices, comm):
         assert not rival.feasible or timeline.makespan_us <= rival.makespan_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("graph", "devices", "comm"), CASES[:2], ids=lambda x: getattr(x, "name", str(x)))
 def test_the_winner_simulates_to_its_row_and_threads_do_not_matter(graph, devices, comm):
     cluster = Cluster.uniform(devices, memory_bytes=1 << 40, link=Link(20.0, 0.0001), comm=comm)
@@ -131,6 +132,7 @@ def test_bug_schedulers_of_ops_were_never_tried_on_placements_of_groups():
     assert place(groups, cluster, "auto", workers=1) == placement
 
 
+@pytest.mark.slow
 def test_never_worse_than_any_scheduler_on_the_placements_of_groups():
     for seed in range(4):
         graph = generators.random_dag(60, colocation_groups=8, seed=seed)
@@ -228,6 +230,7 @@ def test_more_devices_are_no_loss(seed):
             assert step_us <= simulate(graph, cluster, placement).makespan_us * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "counts"),
     [
@@ -278,6 +281,7 @@ def test_bug_more_memory_made_the_step_a_fifth_longer():
     assert steps_us[1] <= steps_us[0] * 1.01  # annealing from other starts differs by as much
 
 
+@pytest.mark.slow
 def test_bug_memory_that_a_placement_never_fills_made_its_step_a_fifth_longer():
     """Annealing that followed memory found nothing; without limits it finds a placement, which keeps them."""
     graph = generators.random_dag(25, seed=100)

@@ -253,6 +253,7 @@ def steps_of_all_cuts(graph, cluster, layers, micro_batches):
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", fast(range(4), 2))
 def test_replicas_for_a_step_against_all_cuts(seed):
     """The programme minimises a bound, so it may miss the best; here it does not."""
@@ -586,6 +587,7 @@ UPDATES = {"none": 0, "by layer": 1, "clipped": 2 + 1, "scaled": 1, "fused": 1}
 """Microseconds that each kind of update takes behind the last backward op."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize(
     ("placer", "objective"),

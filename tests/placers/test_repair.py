@@ -127,6 +127,7 @@ def test_best_fit_takes_the_fullest_device_that_still_fits():
     assert best_fit(need, need, np.ones((3, 2), dtype=bool), np.array([100, 60])).tolist() == [1, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "share"), [(0, 0.36), (1, 0.4)])
 def test_the_last_resort_finds_placements_that_other_repairs_have_no_time_for(seed, share):
     graph = generators.random_dag(60, seed=seed)

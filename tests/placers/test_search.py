@@ -90,6 +90,7 @@ def test_two_chains_meet_after_one_transfer():
     assert simulate(graph, cluster, placement).makespan_us == 33.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", fast([1, 2], 1))
 def test_same_seed_and_evaluations_same_placement(workers):
     graph = generators.layered_dag(60, seed=3)

@@ -145,6 +145,7 @@ def test_units_stay_where_they_are_allowed():
     assert chain.best.device[0] == 0 and chain.best.makespan_us == pytest.approx(10.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "small"), [(60, False), (20, True)])
 def test_chains_hear_of_what_others_found(ops, small, monkeypatch):
     """Nothing is known during the trials; small graphs begin again from anywhere instead."""

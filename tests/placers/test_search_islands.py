@@ -88,6 +88,7 @@ def test_a_callback_ends_it_between_rounds():
     assert len(reports) == 2 and len(stopped.info["history"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["throughput", "step"])
 def test_islands_of_pipelines_are_no_worse_than_their_start(objective):
     graph = generators.with_backward(generators.chain(6, seed=1))

@@ -86,6 +86,7 @@ def test_a_search_that_is_stopped_in_its_second_part_keeps_the_first():
     assert placement.info["evaluations"] < 8000
 
 
+@pytest.mark.slow
 def test_what_would_last_too_long_is_not_begun(monkeypatch):
     """A graph whose reduction would take far longer than there is time is neither optimized nor contracted."""
     rule, begun = importlib.import_module("baechi_lab.placers.search.placer"), []

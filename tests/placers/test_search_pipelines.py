@@ -21,6 +21,7 @@ def uneven_cluster(count: int, comm: str, memory: int = 10**9) -> bl.Cluster:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", fast(range(6), 2))
 @pytest.mark.parametrize("comm", COMM)
 def test_period_of_every_assignment_and_the_smallest(seed, comm):
@@ -87,6 +88,7 @@ def least_step(graph: bl.OpGraph, cluster: bl.Cluster, **step) -> float:
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_shortest_step_of_tiny_pipelines(seed):
     graph, cluster = training(seed), uneven_cluster(2 + seed % 2, COMM[seed % 3])

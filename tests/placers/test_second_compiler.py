@@ -73,6 +73,7 @@ def test_no_process_without_a_free_core_or_where_it_has_nothing_to_do(processes,
         enter()
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 def test_one_process_of_a_program_compiles_ahead_and_ends_by_itself(processes, monkeypatch):
     monkeypatch.setattr(second_compiler, "COMPARED_PLACERS", ("single", "dfs"))

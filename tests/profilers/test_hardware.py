@@ -207,6 +207,7 @@ def test_halved_matrix_units_reach_what_they_have(name):
     assert kernel_us(replace(SQUARE, precision="tf32"), board) <= kernel_us(SQUARE, board)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"row_alignment": 4}, {"row_alignment": 2}, {"crossed": True}])
 @pytest.mark.parametrize("rows", slow([1, 8, 4096], 8))
 def test_bug_narrow_products_took_longer_than_float32(rows, fields):

@@ -488,6 +488,7 @@ def test_tokens_of_text_are_no_padding():
     assert inputs["input_ids"].is_meta, "which tokens stand for images is not known"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "needs"),
     [

@@ -126,6 +126,7 @@ def product_of_tensorflow(inner, number_type):
     return bl.profile(lambda x: x @ w, np.zeros((1024, inner), number_type), hardware="a100")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [product_of_torch, product_of_export, product_of_tensorflow])
 @pytest.mark.parametrize(
     ("complex_type", "real_type", "precision"), [("complex64", "float32", "fp32"), ("complex128", "float64", "fp64")]

@@ -98,6 +98,7 @@ def test_bug_arithmetic_on_shapes_counted_as_kernels():
     assert kernels == ["Tile", "Mul"] and {"StridedSlice", "AddV2", "Pack"} <= set(graph.op_types)
 
 
+@pytest.mark.slow
 def test_bug_arithmetic_on_integers_of_the_input_took_no_time():
     """2**24 integers of 4 bytes are read and written: 2**27 bytes of 1555e9 per second."""
     hardware = Hardware.named("a100-40gb").as_roofline()

@@ -987,6 +987,7 @@ def test_weights_that_are_missing_are_named(tmp_path):
         bl.profile_program(tmp_path / "two.onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("producer", ["ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Shape"])
 def test_bug_long_vectors_were_followed_element_by_element(producer):
     """ONNX's inference did not end. The product behind the short vector of sizes still has its shape."""

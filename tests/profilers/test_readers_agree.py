@@ -118,6 +118,7 @@ def test_the_bias_of_a_product_takes_no_time_unless_the_product_is_read_twice():
     assert us_of_bias(read_twice) > 6
 
 
+@pytest.mark.slow
 def test_bug_a_tensor_that_is_read_as_two_operands_counted_twice():
     """2**24 numbers of 4 bytes are read once and written, by an H100 at 0.874 of 3.35 TB/s."""
     pytest.importorskip("tensorflow")

@@ -241,6 +241,7 @@ class Restless(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True], ids=["keras", "tf.Variable"])
 @pytest.mark.parametrize(
     ("make", "slots"),

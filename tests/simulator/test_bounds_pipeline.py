@@ -35,6 +35,7 @@ def test_copies_share_a_device():
     assert bl.bounds(graph, cluster(2), period=True) == {"all-work": 3.0, "same-device": 5.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", fast(range(8), 1))
 @pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])
 def test_below_every_order_of_every_placement(seed, comm):

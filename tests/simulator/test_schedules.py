@@ -82,6 +82,7 @@ def test_activations_held(count):
     assert all(in_flight(v, d, "W") <= 2 * p for d in range(p))  # of half a device's work each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", slow([1.0, 2.5, 4.0, 7.0], 4.0, 7.0))
 @pytest.mark.parametrize("kept_bytes", [0.0, 0.4, 1.0])
 def test_zb_auto_keeps_to_the_room(capacity, kept_bytes):

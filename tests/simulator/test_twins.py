@@ -43,6 +43,7 @@ def test_kernel_twin_and_check_agree(seed):
         assert bl.bounds(graph, cluster).best <= timeline.makespan_us * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comm", fast(["sequential", "duplex"], 1))
 @pytest.mark.parametrize("scheduler", fast(["fifo", "pct", "msr"], 1))
 def test_ops_of_no_duration_between_unequal_links(comm, scheduler):

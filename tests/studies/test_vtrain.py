@@ -57,6 +57,7 @@ def test_an_iteration_is_a_valid_timeline():
     assert isinstance(cluster, Cluster)
 
 
+@pytest.mark.slow
 def test_rows_left_out_are_predicted_within_the_bar():
     """The stored errors, and that they are what the stored hardware gives (every tenth row)."""
     rows, stored = read(DATA), result("vtrain")

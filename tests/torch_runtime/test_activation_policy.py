@@ -448,6 +448,7 @@ def test_offloaded_tensors_on_cpu_devices_stay_where_they_are(small):
     assert same(train(distributed_model, (x,)), train(copy.deepcopy(model), (x,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", fast([1, 2], 1))
 def test_offloading_saves_what_was_simulated(devices):
     """Measured as if CPU devices had memory of their own; copies that the other device received go to the host, too, as one.
@@ -585,6 +586,7 @@ REGIONS = {
 SLOW_REGIONS = [name for name in REGIONS if name.endswith("alone")] + ["float16", "without a cache", "nested"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", slow([1, 2], 1))
 @pytest.mark.parametrize("name", slow(REGIONS, *SLOW_REGIONS))
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing", "ignore:autocast casts a tensor once")

@@ -252,6 +252,7 @@ def test_every_read_comes_after_its_write_and_foreign_uses_are_recorded(monkeypa
         assert not gpus.faults and not gpus.unrecorded()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_bug_tensors_were_overwritten_while_they_were_sent_and_constants_were_not_written(monkeypatch, cluster):
     written_back = 0

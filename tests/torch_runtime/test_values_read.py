@@ -163,6 +163,7 @@ def distributed(model, x, seed):
     return model, any(w.category is CodeOrderKept and "may depend on values" in str(w.message) for w in caught)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code", slow(CODE, selects_rows, unique, repeat, number, *CODE[8:]), ids=lambda code: code.__name__
 )

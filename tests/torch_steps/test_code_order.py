@@ -29,6 +29,7 @@ FIRST = int(os.environ.get("BAECHI_TRUST_FIRST", "0"))
 BRANCHES = (1133, 744)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", fast([BRANCHES[0], *range(FIRST, FIRST + CASES), *BRANCHES[1:]], 3))
 def test_a_random_module_trains_as_the_undivided_one(seed):
     """Outputs, gradients, buffers, attributes and random states of five steps, bit for bit; tracing leaves no trace."""

@@ -108,6 +108,7 @@ def test_two_placements_on_one_axis_with_what_moved(diamond, pair, split):
     assert not view.drawn.elsewhere.any()
 
 
+@pytest.mark.slow
 def test_the_workbench_offers_the_setting_before_the_held_one_and_rows_of_compare():
     graph = bl.generators.random_dag(60, seed=1)
     bench = bl.Workbench(graph, bl.Cluster.uniform(3, link=bl.Link(5.0, 1e-4)), placer="m-topo", passes=())

@@ -104,6 +104,7 @@ def test_code_makes_what_the_workbench_was_opened_with_or_says_what_to_supply(di
     assert "# graph: your graph" in model_of(diamond, pair).code()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_code_of_micro_batches_runs_and_gives_the_shown_numbers(replicas):
     graph = bl.generators.with_backward(bl.generators.chain(6, seed=1))
@@ -447,6 +448,7 @@ def test_a_large_graph_is_drawn_before_a_slow_placer_has_its_result(large, place
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_code", [False, True], ids=["later", "asked for by code"])
 def test_bug_a_slow_placer_that_refuses_left_an_error_where_m_etf_fits(large, monkeypatch, by_code):
     """The placement of m-etf is on the screen and fits: the placer is changed to it, says so, and one undo takes it back."""

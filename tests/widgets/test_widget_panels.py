@@ -587,6 +587,7 @@ def test_a_row_of_a_sweep_opens_as_it_was_swept(diamond, pair):
     assert "No sweep was started" in panel.state.value and "1 combination computed" in panel.state.value
 
 
+@pytest.mark.slow
 def test_explore_panel_sweeps_and_takes_the_best(bench):
     panel = bench.explore
     assert panel.batches.disabled  # a graph has one batch size
@@ -794,6 +795,7 @@ def test_nbconvert_shows_the_picture_of_a_saved_notebook(bench):
     assert "data:image/svg+xml;base64," in html
 
 
+@pytest.mark.slow
 def test_after_a_cancelled_computation_the_header_offers_to_compute():
     bench = bl.Workbench(bl.generators.random_dag(30, seed=1), passes=())
     retry_button = bench.header.again

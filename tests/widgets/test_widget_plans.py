@@ -25,6 +25,7 @@ def test_every_format_is_offered_and_explained():
     assert set(RUNTIMES) == set(FORMATS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fast(FORMATS, 4))
 def test_each_plan_is_the_library_s_or_its_refusal(bench, name):
     form, outcome = bench.export.plans, bench.outcome

@@ -115,6 +115,7 @@ def test_moves_by_hand_get_a_row_of_their_own(tasks):
     assert tasks.table["makespan_us"][1] == tasks.model.outcome.timeline.makespan_us
 
 
+@pytest.mark.slow
 def test_using_a_row_makes_it_current(tasks):
     tasks.use("single")
     assert tasks.model.outcome.placement.placer == "single"
@@ -152,6 +153,7 @@ def test_the_decision_log_places_every_group_once(tasks):
     assert log.coarse.names[log.decisions[0].chosen.op] in log.sentence(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placer", slow(["single", "hash", "m-topo", "heft", "auto"], "single", "hash", "heft"))
 def test_every_placer_can_be_explained(tasks, placer):
     tasks.model.change(placer=placer)

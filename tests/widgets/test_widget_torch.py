@@ -216,6 +216,7 @@ def test_a_sweep_cuts_the_batch():
     assert bench.outcome.timeline.makespan_us == pytest.approx(rows["makespan_us"][1], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_cut_is_swept_whole():
     bench = opened(make_step(inputs=([torch.ones(3, 8, 8), torch.ones(3, 8, 8)],), build=Joined, loss=None, targets=()))
     grid = {"devices": [1], "memory_bytes": ["8GiB"], "placer": ["single"]}

@@ -273,6 +273,7 @@ def test_groups_that_leave_nothing_to_divide_are_mended_by_one_click(forked, two
     assert bench.outcome.timeline.makespan_us == 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placer", ["m-etf", "auto"])
 def test_passes_that_make_it_not_fit_are_left_out_and_it_is_said(forked, two, placer):
     heavy = forked.replace(persistent_bytes=[600, 600, 0])  # one group of 1200 bytes, devices of 1000 and 100s to spare
@@ -354,6 +355,7 @@ def test_bug_other_placers_are_tried_for_micro_batches(schedule):
     assert model.outcome.timeline.makespan_us == one.after_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placer", ["m-topo", "auto"])
 def test_finer_groups_are_tried_also_where_placing_took_long(forked, placer, monkeypatch):
     monkeypatch.setattr(advice, "SECONDS", -1.0)
@@ -485,6 +487,7 @@ def training_chain():
     return bl.generators.with_backward(chain.replace(names=[f"layer{op // 4}/{op}" for op in range(chain.n)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["sqrt", "boundaries", "24MiB"])
 def test_a_recomputed_step_is_the_library_s(training_chain, value):
     bench = bl.Workbench(training_chain, bl.Cluster.uniform(2), placer="m-etf", passes=())
@@ -536,6 +539,7 @@ def test_where_nothing_fits_recomputation_is_offered_with_its_step(training_chai
     assert sentences == [f"recompute (nothing to {keep}) changed so that it fits"]
 
 
+@pytest.mark.slow
 def test_recomputation_is_advised_beside_a_placement_that_does_not_fit(training_chain):
     """A placement that was made by hand exceeds the memory, and has a step to compare with."""
     cluster = bl.Cluster.uniform(2, memory_bytes="20MiB")
@@ -909,6 +913,7 @@ def test_explore_says_the_order_of_its_rows(diamond, pair):
     assert {row["cells"][head.index("order")] for row in bench.explore.rows.rows} == {"gpipe"}
 
 
+@pytest.mark.slow
 def test_explore_says_what_auto_placed_and_the_order_of_every_row(forked, two):
     """`auto` was faster than the placer whose answer it took, and both rows said "own"."""
     bench = bl.Workbench(forked, two, placer="single", passes=GROUPING)
@@ -925,6 +930,7 @@ def test_explore_says_what_auto_placed_and_the_order_of_every_row(forked, two):
     )
 
 
+@pytest.mark.slow
 def test_bug_compare_advised_groups_of_which_none_fits():
     """Each placer repeated that smaller groups were placed, beside the advice to place groups."""
     chain = bl.generators.with_backward(bl.generators.chain(12, size_bytes=40_000_000, duration_us=900.0, seed=3))

@@ -23,6 +23,7 @@ class Tangent(nn.Module):
             return value + tangent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [None, 2])
 def test_bug_forward_mode_differentiation_over_devices_raised_errors_of_pytorch(micro_batches):
     """The copies of an observed step had no tangents: `NotImplementedError` after the steps were trained."""

@@ -149,6 +149,7 @@ class Experts(nn.Module):
         return sum(expert(x) for expert in self.experts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_bug_branches_side_by_side_ran_at_once(seed):
     """One process runs branches in the order of the code. Simulated in that order, peaks are the measured ones."""

@@ -687,6 +687,7 @@ class FrozenNorms(Norms):
         return self
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "warned"), [(Norms, 1), (FrozenNorms, 0)])
 def test_batch_statistics_are_warned_of_once(build, warned):
     """Without a warning, gradients are those of the undivided batch."""

@@ -127,6 +127,7 @@ COUNTING = {
 FAST_COUNTING = ("labels of -100", "class weights", "a masked mean")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow(COUNTING, *(COUNTING.keys() - FAST_COUNTING)))
 def test_micro_batches_average_over_what_counts_in_the_batch(name):
     """None of the third micro-batch's labels counts, whose mean alone would be no number."""
@@ -135,6 +136,7 @@ def test_micro_batches_average_over_what_counts_in_the_batch(name):
         assert_undivided(COUNTING[name], in_micro_batches(COUNTING[name], "1f1b"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_loss_in_the_model_averages_over_the_batch_on_one_device_and_where_calls_wait(seed):
     step = COUNTING["in a layer"]
@@ -156,6 +158,7 @@ def test_a_loss_in_the_model_averages_over_the_batch_on_one_device_and_where_cal
     assert_undivided(step, run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "targets"),
     [

@@ -47,6 +47,7 @@ def peaks(step, device, devices=2):
     return line.peak_bytes, run.timeline.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -121,6 +121,7 @@ def test_sequence_parallelism_gathers_and_scatters(fields: dict[str, Any]) -> No
     assert "all_reduce" not in {kind for kind, _ in collectives(graph)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", fast([GPT, BERT], 1), ids=["gpt", "bert"])
 def test_other_kinds_have_plans(fields: dict[str, Any]) -> None:
     graph = rank_graph(fields, bl.Layout(tp=2))

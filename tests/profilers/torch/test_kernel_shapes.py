@@ -377,6 +377,7 @@ def test_neither_operand_of_a_weights_gradient_lies_along_the_summed_dimension()
     assert crossed == {16: False, 8: False, 32: True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [

@@ -50,6 +50,7 @@ def known_inf(x, tokens):
     return 2 if torch.isinf(bias).any() else 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "rows"),
     [

@@ -436,6 +436,7 @@ def test_bug_scratch_memory_of_transposed_convolutions_and_wide_windows(
     assert 0.95 * measured <= estimated <= 1.25 * measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "channels", "window", "dilation", "positions", "groups"),
     [
@@ -624,6 +625,7 @@ def test_devices_named_by_hand_in_any_case(ids):
     assert steps[0] == steps[1] and steps[0][0] != steps[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["v100", "A10", "gpu", "cpu"])
 def test_other_kinds_than_estimated_are_refused(ids, kind):
     graph = bl.torch.profile(GPT(), ids, hardware=["a100", "h100"])
@@ -632,6 +634,7 @@ def test_other_kinds_than_estimated_are_refused(ids, kind):
         bl.place(graph, cluster, "m-etf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hardware", "kind"), [("a100", "cpu"), ("a100", "V100"), ("cpu-core", "h100")])
 def test_one_device_is_no_other(ids, hardware, kind):
     graph = bl.torch.profile(GPT(), ids, hardware=hardware)

@@ -76,6 +76,7 @@ def test_shapes_are_those_of_pytorch(kind, options):
     torch.testing.assert_close(model.eval()(x)[0], model(x)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow(GATES, nn.LSTM, nn.GRU))
 def test_an_exported_program_takes_as_long(kind):
     class Model(nn.Module):
