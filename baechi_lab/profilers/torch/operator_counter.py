@@ -306,7 +306,7 @@ class WorkWatch(MemoryWatch):
         return outputs
 
     def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Assigns what runs before the first call to this call."""
+        """Makes the first call the owner of what runs before it."""
         if self.index and not in_backward():
             self.counter.owner = ("f", 0)
         return super().begin(frame, args, kwargs)
