@@ -1,12 +1,14 @@
 """Say whether a step fits the devices' memory; if not, what is missing and the options that make it fit, each simulated.
 
 Options: more devices, a smaller batch, micro-batches, recomputation, offloading to a host. Another batch needs --model, the
-name of a benchmark model, in place of a graph file. With --json, the answer and one object per option.
+name of a benchmark model, in place of a graph file. With --json, the answer and one object per option. The exit code is 1 if
+no option that was tried fits.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from ..errors import InvalidInput
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the answer and the table."""
+    """Prints the answer and the table; returns the exit code."""
     from ..fitting.fit import GIVE_UP, fit
     from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 
@@ -102,7 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         print(*([""] if commands else []), *commands, "", sep="\n")
         print(*setup, sep="\n")
-    return 0
+    if answer.best is not None:
+        return 0
+    print(f"baechi-lab fit: no option that was tried fits ({len(answer.options)} were)", file=sys.stderr)
+    return 1
 
 
 def _peaks(peak_bytes: list[int]) -> str:

@@ -337,8 +337,10 @@ def test_the_command_prints_options_and_their_code(tmp_path, capsys):
         assert namespace["cluster"].memory_bytes.tolist()[-1] == 1_000_000
     assert main(["fit", path, "--memory", "8GB", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"] is True
-    assert main(["fit", path, "--memory", "20kB", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    assert main(["fit", path, "--memory", "20kB", "--json"]) == 1  # as `compare` and `simulate`
+    captured = capsys.readouterr()
+    assert captured.err.startswith("baechi-lab fit: no option that was tried fits (")
+    document = json.loads(captured.out)
     assert (
         document["least_bytes"] == 576_000
         and "only smaller batches help" in document["proof"]
