@@ -249,6 +249,25 @@ def test_bad_chakra_traces_are_rejected(tmp_path, data, error, match):
         bl.load_trace(tmp_path / "bad.et")
 
 
+@pytest.mark.parametrize("form", ["{}{}", "{},\n{}", "[{}, {}]"])
+def test_bug_the_nodes_of_a_chakra_trace_as_a_list_were_refused(tmp_path, form):
+    nodes = [{"id": k, "name": f"op {k}", "type": "COMP_NODE", "duration_micros": 5} for k in (1, 2)]
+    nodes[1]["data_deps"] = [1]
+    first, second = map(json.dumps, nodes)
+    (tmp_path / "step.json").write_text(form.replace("{}", first, 1).replace("{}", second, 1))
+    assert replayed(bl.load_trace(tmp_path / "step.json")) == 10
+
+
+def test_bug_a_binary_chakra_trace_whose_first_message_has_123_bytes_was_read_as_text(tmp_path):
+    """123 is the code of a brace. The field with number 15 is unknown, and fills the message."""
+    version, rest = et(*NODES)[1:8], et(*NODES)[8:]
+    (tmp_path / "step.et").write_bytes(with_length(version + b"\x7a\x72" + b" " * 114) + rest)
+    assert (tmp_path / "step.et").read_bytes()[:1] == b"{"
+    (tmp_path / "same.et").write_bytes(et(*NODES))
+    recorded, expected = (bl.load_trace(tmp_path / name) for name in ("step.et", "same.et"))
+    assert recorded.graph.names == expected.graph.names and replayed(recorded) == replayed(expected)
+
+
 def test_bug_control_dependencies_on_nodes_that_are_left_out_were_refused(tmp_path):
     """As in the trace of the Chakra project itself, whose ops control the parents that PyTorch's converter left out."""
     nodes = [{**node, "ctrl_deps": [*node.get("ctrl_deps", []), 9]} for node in NODES]
@@ -815,6 +834,39 @@ def test_bad_kineto_traces_are_rejected(tmp_path, document, match):
     (tmp_path / "bad.json").write_text(json.dumps(document))
     with pytest.raises(FormatError, match=match):
         bl.load_trace(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("end", ["]", "", ",\n"])
+def test_bug_kineto_traces_that_are_a_list_of_events_were_refused(tmp_path, end):
+    """A Chrome trace is an object or the list of its events, whose end may be missing."""
+    (tmp_path / "object.json").write_text(json.dumps({"traceEvents": GPU}))
+    (tmp_path / "list.json.gz").write_bytes(gzip.compress(("\ufeff" + json.dumps(GPU)[:-1] + end).encode()))
+    expected, recorded = (bl.load_trace(tmp_path / name) for name in ("object.json", "list.json.gz"))
+    assert recorded.timeline.start_us.tolist() == expected.timeline.start_us.tolist()
+    assert edges(recorded.graph) == edges(expected.graph)
+    assert ("the list of events has no end: events may be missing" in recorded.notes) == (end != "]")
+    (tmp_path / "cut.json").write_text(json.dumps(GPU)[:-20])
+    with pytest.raises(FormatError, match=r"cut\.json: not JSON: .* is it truncated"):
+        bl.load_graph(tmp_path / "cut.json")
+
+
+def test_bug_the_list_of_a_profilers_events_was_refused(tmp_path):
+    """`EventList.export_chrome_trace` names no categories, and does not tell kernels of devices from ops."""
+    row = {"ph": "X", "name": "aten::mm", "pid": "CPU functions", "tid": 1, "ts": 0, "dur": 5, "args": {}}
+    (tmp_path / "events.json").write_text(json.dumps([row, {**row, "ts": 6, "name": "aten::relu"}]))
+    recorded = bl.load_trace(tmp_path / "events.json")
+    assert recorded.graph.names == ("aten::mm", "aten::relu") and replayed(recorded) == 11
+    (tmp_path / "gpu.json").write_text(json.dumps([row, {**row, "ph": "s", "cat": "cpu_to_cuda", "id": 0}]))
+    with pytest.raises(FormatError, match="does not tell ops from kernels of devices: export the trace by"):
+        bl.load_trace(tmp_path / "gpu.json")
+
+
+def test_bug_kineto_traces_with_long_process_groups_were_no_traces(tmp_path):
+    """`distributedInfo` lists all ranks of all groups, before the events."""
+    groups = [{"pg_name": str(k), "ranks": list(range(512))} for k in range(64)]
+    document = {"schemaVersion": 1, "distributedInfo": {"pg_config": groups}, "traceEvents": GPU}
+    (tmp_path / "k.json").write_text(json.dumps(document))
+    assert replayed(bl.load_trace(tmp_path / "k.json")) == pytest.approx(44)
 
 
 def test_execution_traces_of_another_run_or_version_are_refused(tmp_path):

@@ -126,7 +126,7 @@ def nodes_of(data: bytes) -> list[Node]:
 
 
 def nodes_of_json(text: str) -> list[Node]:
-    """Reads the nodes of the JSON form: a sequence of objects, or the list `nodes` or `workload_graph` of one object.
+    """Reads the nodes of the JSON form: objects in sequence or in a list, or the list `nodes` or `workload_graph` of an object.
 
     Raises:
         FormatError: the text is cut off, or a field has the wrong type.
@@ -333,6 +333,8 @@ def _type(number: int, k: int) -> str:
 def _objects(text: str) -> Iterable[dict[str, object]]:
     decoder, at = json.JSONDecoder(), 0
     text = text.strip()
+    if text[:1] == "[" and text[-1:] == "]":
+        text = text[1:-1].strip()
     while at < len(text):
         try:
             document, at = decoder.raw_decode(text, at)

@@ -2,7 +2,8 @@
 
 PyTorch up to 2.3 counts microseconds since 1970, later versions since `baseTimeNanoseconds`; here the first row of the trace
 is at 0. Versions before 1.10 name categories "Operator", "Runtime", "Kernel", "Memcpy" and "Memset". A pair of a "B" and an "E"
-event is one row.
+event is one row. `EventList.export_chrome_trace` (of `torch.autograd.profiler`, or of `events()` of a profiler) writes no
+categories: there, all rows of the process "CPU functions" are ops, if nothing ran on another device.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _OLD_NAMES = {
     "Memset": "gpu_memset",
 }
 _ANNOTATION = "user_annotation"
+_EVENT_LIST_PROCESS = "CPU functions"
 _READ_CATEGORIES = ("cpu_op", _ANNOTATION, *KERNELS, *RUNTIME)
 LATEST_US = 1e16
 """Largest time in microseconds since 1970: the year 2286. Times in nanoseconds are larger."""
@@ -72,11 +74,16 @@ def rows_of(document: Mapping[str, object]) -> list[Row]:
     """Returns the rows of the categories that are read, in the order of the file.
 
     Raises:
-        FormatError: `traceEvents` is no list, or a time is no number of microseconds.
+        FormatError: `traceEvents` is no list, a time is no number of microseconds, or ops cannot be told from kernels.
     """
     entries = document.get("traceEvents")
     if not isinstance(entries, list):
         raise FormatError(f"field traceEvents is {type(entries).__name__}; it must be a list")
+    if any(isinstance(entry, Mapping) and str(entry.get("cat")).startswith("cpu_to_") for entry in entries):
+        raise FormatError(
+            "the list of a profiler's events does not tell ops from kernels of devices: export the trace by "
+            "torch.profiler.profile and its export_chrome_trace"
+        )
     rows = [_row(entry) for entry in _complete_events(entry for entry in entries if isinstance(entry, Mapping))]
     first = min((row.start_us for row in rows), default=0.0)
     for row in rows:
@@ -102,6 +109,8 @@ def _complete_events(entries: Iterator[Mapping[str, object]]) -> Iterator[Mappin
 
 
 def _category(entry: Mapping[str, object]) -> str:
+    if "cat" not in entry and entry.get("pid") == _EVENT_LIST_PROCESS:
+        return _ANNOTATION if str(entry.get("name")).startswith("ProfilerStep") else "cpu_op"
     category = str(entry.get("cat"))
     return _OLD_NAMES.get(category, category)
 

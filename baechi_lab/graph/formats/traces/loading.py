@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ....errors import FormatError, InvalidInput
@@ -31,6 +32,10 @@ from .xplane import graph_from_xplane
 PEEK = 65536  # bytes from which the kind of a file is recognised
 _PROTOBUF_TEXT = re.compile(rb"\s*(step_stats|partition_graphs|cost_graph|node|versions|library)\s*\{")
 """The beginning of a RunMetadata or a GraphDef as text, which some programs save as `.pb`."""
+_OBJECTS = re.compile(r'\ufeff?\s*\[?\s*\{\s*"')
+"""The beginning of objects of JSON, in sequence or in a list; that of a binary trace may be a brace or a bracket, too."""
+_LIST_OF_EVENTS = re.compile(r"\ufeff?\s*\[\s*\{")
+"""The beginning of a Chrome trace that is the list of its events."""
 
 
 class InferredDependencies(UserWarning):
@@ -41,9 +46,9 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
     """Reads a step that was traced elsewhere: its ops, their devices and times, and their dependencies.
 
     Args:
-        path: a Kineto trace (exported by `torch.profiler`; `.json`, `.json.gz`), a Chakra execution trace (`.et`, or its
-            JSON), TensorFlow's RunMetadata (`.pb`, `.pbtxt`) or XPlane (`.xplane.pb`). Several paths are the ranks of one
-            Chakra trace.
+        path: a Kineto trace (exported by `torch.profiler`; `.json`, `.json.gz`; an object or the list of its events), a Chakra
+            execution trace (`.et`, or its JSON), TensorFlow's RunMetadata (`.pb`, `.pbtxt`) or XPlane (`.xplane.pb`). Several
+            paths are the ranks of one Chakra trace.
         execution_trace: for a Kineto trace, the file that PyTorch's `ExecutionTraceObserver` wrote in the same run; its
             tensors give the dependencies.
 
@@ -110,20 +115,26 @@ def _is_kineto(name: str, beginning: str) -> bool:
     """Whether this is a Kineto trace, or an execution trace that was passed in its place."""
     if name.endswith((".pb", ".pbtxt", ".et")) or looks_like_chakra(beginning):
         return False
-    return '"traceEvents"' in beginning or ('"schema"' in beginning[:1000] and '"chakra' not in name)
+    if _LIST_OF_EVENTS.match(beginning):
+        return '"ph"' in beginning
+    head = beginning[:1000]
+    return '"traceEvents"' in beginning or '"schemaVersion"' in head or ('"schema"' in head and '"chakra' not in name)
 
 
 def _chakra_nodes(path: PathLike, data: bytes) -> Any:
-    if data.lstrip()[:1] == b"{" and _is_kineto(name_of(path).removesuffix(".gz"), _beginning(data)):
+    if _OBJECTS.match(_beginning(data)) and _is_kineto(name_of(path).removesuffix(".gz"), _beginning(data)):
         raise FormatError(
             "is a trace of PyTorch, and several paths are the ranks of a Chakra trace; give a Kineto trace alone, and the "
             "execution trace of the same run as execution_trace"
         )
-    text = data.lstrip()[:1] == b"{"
-    return nodes_of_json(text_of(data)) if text else nodes_of(data)
+    return nodes_of_json(text_of(data)) if _OBJECTS.match(_beginning(data)) else nodes_of(data)
 
 
 def _of_json(data: bytes, tensors: dict[int, Access] | None, title: str) -> Recording:
+    if _LIST_OF_EVENTS.match(_beginning(data)):
+        events, notes = _list_of_events(data)
+        recording = graph_from_kineto({"traceEvents": events}, tensors, title)
+        return replace(recording, notes=(*notes, *recording.notes))
     document = parse(data)
     if looks_like_kineto(document):
         return graph_from_kineto(document, tensors, title)
@@ -132,6 +143,14 @@ def _of_json(data: bytes, tensors: dict[int, Access] | None, title: str) -> Reco
             "an execution trace has no times; give the Kineto trace of the run, and this one as execution_trace"
         )
     raise FormatError("not a trace: the field traceEvents is missing")
+
+
+def _list_of_events(data: bytes) -> tuple[object, list[str]]:
+    """Returns the events of a Chrome trace that is a list. Its end may be missing, as that of a program that was stopped."""
+    open_list = data.rstrip().removesuffix(b",").rstrip()
+    if not open_list.endswith(b"}"):
+        return parse(data), []
+    return parse(open_list + b"]"), ["the list of events has no end: events may be missing"]
 
 
 def graph_of_trace(path: PathLike, reader: Callable[[], Recording]) -> OpGraph:
