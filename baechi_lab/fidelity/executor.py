@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph, Placement
-from ..simulator.runtime_peaks import INLINE
+from ..simulator.executor_order import INLINE
 
 Callback = Callable[[float], None]
 """Called with the time in microseconds."""

@@ -3,7 +3,7 @@
 A schedule sends a tensor as soon as its link is free, and devices work at the same time. TensorFlow's workers send late: a
 worker whose core computes sends when it has nothing left to compute, and its outputs stay in its memory until then;
 the receiver takes arriving tensors at once. They promise no order of ops: one thread runs the op that became ready
-last (see below); several run gradients of weights when nothing else is left, as a schedule by critical
+last (`executor_order`); several run gradients of weights when nothing else is left, as a schedule by critical
 paths does. A worker may also be slow, so that copies wait for it. The largest peak counts.
 
 PyTorch's host calls one layer after another, whichever device it is on, and allocates and frees memory in that order. So for a
@@ -11,18 +11,11 @@ graph in code order, each op takes one turn here, and tensors are sent when the 
 `torch.autograd.grad` in a forward pass is one op, on one device. But autograd runs the backward pass of each layer where the
 layer is. So what that op holds may be on any device that has a layer before it, and is added there.
 O((ops + edges + transfers) log).
-
-One thread of TensorFlow's executor runs what became ready last. Ops that become ready by an op go on top of a stack, later ops of
-the graph above earlier ones. Ops that only pass on or describe a tensor run at once. A step starts with a stack of its constants
-and, below them, the other ops without inputs, in an order that differs per session. Those at the bottom wait until nothing else
-is left, and so does what they lead to, such as all updates. O(ops + edges log edges). Source: `ExecutorState::ScheduleReady` of
-TensorFlow, and `Schedule` of Eigen's non-blocking thread pool.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
 
@@ -34,46 +27,7 @@ from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
 from ..memory.code_order import code_order, has_code_order
 from .buffer_reuse import apply_buffer_reuse
-
-_CONTROL = frozenset({"Const", "IdentityN", "Identity", "Merge", "NoOp", "Switch"})
-_GRADIENT_STOPS = frozenset({"PreventGradient", "Snapshot", "StopGradient"})
-_SHAPE_OPS = frozenset({"ExpandDims", "Rank", "Reshape", "Shape", "ShapeN", "Size", "Squeeze"})
-INLINE = _CONTROL | _GRADIENT_STOPS | _SHAPE_OPS
-"""Types of ops that a thread runs at once: those whose kernels are not expensive (`IsExpensive` in TensorFlow's headers)."""
-_VARIABLE = "VarHandleOp"
-
-
-def has_executor_order(graph: OpGraph) -> bool:
-    """Whether `graph` is a step of TensorFlow, op by op."""
-    return graph.group_of is None and _VARIABLE in graph.op_types
-
-
-def executor_orders(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the position of every op, int64[n], if a step starts with the last ops without inputs, and if with the first ones.
-
-    >>> graph = OpGraph.from_edges([1] * 5, [(0, 2, 8), (0, 3, 8), (2, 4, 8)])
-    >>> [order.tolist() for order in executor_orders(graph)]    # 1, 0, 3, 2, 4 and 0, 3, 2, 4, 1
-    [[1, 0, 3, 2, 4], [0, 4, 2, 1, 3]]
-    """
-    pointer, successor = (a.tolist() for a in graph.successors)
-    inline = [kind in INLINE for kind in graph.op_types]
-    missing_inputs = np.diff(graph.predecessors[0])
-    sources = np.flatnonzero(missing_inputs == 0).tolist()
-    constants, kernels = [op for op in sources[::-1] if inline[op]], [op for op in sources if not inline[op]]
-
-    def run(stack: list[int]) -> NDArray[np.int64]:
-        missing, at_once, order = missing_inputs.tolist(), deque[int](), list[int]()
-        while at_once or stack:
-            op = at_once.popleft() if at_once else stack.pop()
-            order.append(op)
-            for reader in sorted(successor[pointer[op] : pointer[op + 1]]):
-                missing[reader] -= 1
-                if missing[reader] == 0:
-                    (at_once if inline[reader] else stack).append(reader)
-        return inverse(np.array(order, dtype=np.int64))
-
-    return run([*kernels, *constants]), run([*kernels[::-1], *constants])
-
+from .executor_order import executor_orders, has_executor_order
 
 SLOWDOWN = 16
 """How much slower than simulated a worker may be. Measured peaks of two workers on a busy machine lie below those at 16."""

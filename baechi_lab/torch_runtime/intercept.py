@@ -10,14 +10,6 @@ forward. The key of a function is `scope/function`; the scope is the innermost c
 
 Source: Shetty 2022, section 1.3.2 (wrapping `forward`). Deviation: functions between layers are intercepted too. The paper asks
 the user to wrap `add` and `cat` in modules (section 1.3.4).
-
-Interception of `torch.autograd.Function.apply`, which is C code that no `TorchFunctionMode` sees.
-
-Idea: while a model is intercepted, the class between `Function` and its C base gets an `apply` of its own. Every `apply` ends
-there, even one that was bound to a name earlier. Stand-ins among the arguments become tensors, because a stand-in has no
-autograd graph. The handler of a running forward is told where such code begins and ends (`Handler.region`). Custom functions,
-reentrant checkpointing and backward hooks of modules all pass through here. So does `torch.func.functional_call`, which
-replaces the parameters of a layer for one call: a layer that ran later would use its own parameters.
 """
 
 from __future__ import annotations
@@ -29,66 +21,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.autograd.function import _SingleLevelFunction
 from torch.nn.modules import module as every
-from torch.nn.utils import stateless
 from torch.overrides import TorchFunctionMode
 
-from .deferred import resolve
+from .custom_functions import running, unwatch, watch
 from .tree import Args, Function, Kwargs
-
-_lock = threading.Lock()
-_users = 0
-
-
-class Running(threading.local):
-    """The interceptor whose forward runs in this thread, or None."""
-
-    interceptor: Any = None
-
-
-running = Running()
-
-
-def _apply(cls: object, *args: Any, **kwargs: Any) -> Any:
-    straight = super(_SingleLevelFunction, cls).apply
-    interceptor = running.interceptor
-    if interceptor is not None and interceptor.between_layers:
-        return interceptor.region(cls, straight, args, kwargs)
-    with torch._C.DisableTorchFunction():
-        args, kwargs = resolve((args, kwargs))
-    return straight(*args, **kwargs)
-
-
-_functional_call = stateless._functional_call
-
-
-def _lend(*args: object, **kwargs: object) -> object:
-    interceptor = running.interceptor
-    if interceptor is not None and interceptor.between_layers:
-        return interceptor.region("torch.func.functional_call", _functional_call, args, kwargs)
-    return _functional_call(*args, **kwargs)
-
-
-def watch() -> None:
-    """Intercepts `apply` and `functional_call` until `unwatch` was called as often as this."""
-    global _users
-    with _lock:
-        if _users == 0:
-            stateless._functional_call = _lend
-            _SingleLevelFunction.apply = classmethod(_apply)  # type: ignore[method-assign,assignment]
-        _users += 1
-
-
-def unwatch() -> None:
-    """Ends the interception that `watch` began."""
-    global _users
-    with _lock:
-        _users -= 1
-        if _users == 0:
-            stateless._functional_call = _functional_call
-            del _SingleLevelFunction.apply
-
 
 WHOLE_TYPES: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
 """Modules of torch that have children but never call them: one operator each."""

@@ -17,12 +17,12 @@ from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.moves import make_state, make_units
 from baechi_lab.placers.evaluation.work import make_work
 from baechi_lab.placers.search import reduced
+from baechi_lab.placers.search.implied_edges import mark_needed_edges
 from baechi_lab.placers.search.instance import Instance
 from baechi_lab.placers.search.parameters import SEARCH
 from baechi_lab.placers.search.reduced import (
     Subproblem,
     locations,
-    mark_needed_edges,
     merged_model,
     without_implied_edges,
 )

@@ -7,7 +7,8 @@ import baechi_lab as bl
 from baechi_lab.fitting.record import Fit, FitOption
 from baechi_lab.passes.contraction import contract
 from baechi_lab.simulator import simulate_step
-from baechi_lab.simulator.runtime_peaks import executor_orders, notes_on_runtime_peaks
+from baechi_lab.simulator.executor_order import executor_orders
+from baechi_lab.simulator.runtime_peaks import notes_on_runtime_peaks
 
 NAMES = ("a", "b", "join", "join/backward", "b/backward", "a/backward")
 
