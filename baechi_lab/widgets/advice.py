@@ -414,7 +414,7 @@ def _asking_quick_placers(setting: Setting) -> dict[str, object]:
 def _step_us(setting: Setting, outcome: Outcome, memo: Memo, report: Report) -> float:
     """Returns the simulated step under another setting of the same graph; infinite if it does not fit."""
     try:
-        timeline = _placed_timeline(setting, outcome.graph, memo, report)
+        timeline = placed_timeline(setting, outcome.graph, memo, report)
     except BaechiLabError:  # no placement, or no stages
         return float("inf")
     return timeline.makespan_us if timeline.feasible else float("inf")
@@ -433,7 +433,7 @@ def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report 
         changes = {"passes": passes, "moves": (), **quick}
         report(f"does it fit with {', '.join(passes) or 'no passes'}?", 0.6)
         with suppress(BaechiLabError):  # this one does not fit either
-            timeline = _placed_timeline(setting.replace(**changes), graph, memo, report)
+            timeline = placed_timeline(setting.replace(**changes), graph, memo, report)
             if timeline.feasible:
                 left_out = _without(setting.passes, passes)
                 return Advice(f"{left_out} {_fits_in_words(timeline)}", f"Place {left_out}", changes)
@@ -458,7 +458,7 @@ def fitting_recomputation(
                 graph = source(changed_setting, subject, memo)[1]
                 if graph is original_graph:
                     continue
-                timeline = _placed_timeline(changed_setting, graph, memo, report)
+                timeline = placed_timeline(changed_setting, graph, memo, report)
                 if timeline.feasible:
                     after_us = timeline.makespan_us
                     step = "" if math.isfinite(before_us) else f" and a step of {format_us(after_us)}"
@@ -468,7 +468,7 @@ def fitting_recomputation(
     return None
 
 
-def _placed_timeline(setting: Setting, graph: OpGraph, memo: Memo, report: Report) -> Timeline:
+def placed_timeline(setting: Setting, graph: OpGraph, memo: Memo, report: Report) -> Timeline:
     """Places a graph under a setting and simulates it."""
     coarse = optimize_under(setting, graph, memo)
     base = place_groups_under(setting, graph, coarse, memo, report)[1]

@@ -34,7 +34,7 @@ class FitView(PicturedBox):
             answer,
             note("Click a point for its timeline, and again for the next where several lie in one place."),
         )
-        self.points, self.timeline = ChartView(height=240), TimelineView()
+        self.points, self.timeline = ChartView(height=200), TimelineView()
         self.points.show(fit_chart(answer))
         self.points.observe(lambda change: self.show(change["new"]) if change["new"] >= 0 else None, "clicked")
         self.shown: FitOption | None = None

@@ -774,8 +774,9 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     page.click('button:text-is("Will it fit?")')
     rows = page.locator(".bl-pane-fit .bl-table tr:has(td)")
     rows.first.wait_for()
-    shown = [[cell.strip() for cell in row.replace("\xa0", " ").split("\t")] for row in rows.all_inner_texts()]
     columns = option_columns(fit.options)
+    shown = [row.replace("\xa0", " ").split("\t")[: len(columns)] for row in rows.all_inner_texts()]
+    shown = [[cell.strip() for cell in row] for row in shown]
     texts = zip(*(column.texts for column in columns), strict=True)
     assert shown == [[cell.replace("\xa0", " ") for cell in cells] for cells in texts]
     heads = page.locator(".bl-pane-fit .bl-table th").all_inner_texts()
@@ -804,6 +805,14 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     assert (timeline.makespan_us, timeline.peak_bytes.tolist()) == (option.step_us, option.peak_bytes)
     unit_bytes = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}[heads[peaks].partition("(")[2].rstrip(")")]
     assert f"{timeline.peak_bytes.max() / unit_bytes:.2f}" in shown[fit.options.index(option)][peaks].split(", ")
+    # One click takes the row's setting, whose step is that of the row; the answer then says that it is of another setting.
+    rows.nth(fit.options.index(option)).locator('button:text-is("Use")').click()
+    page.wait_for_selector(f'.bl-header .bl-facts:has-text("step time {format_us(option.step_us)}")')
+    page.wait_for_selector('.bl-pane-fit .bl-note:has-text("another setting")')
+    shot(page, "fit-used", ["Light"])
+    page.click('.bl-strip button:text-is("Undo")')
+    page.wait_for_selector(f'.bl-header .bl-facts:has-text("step time {format_us(line.makespan_us)}")')
+    page.wait_for_selector(".bl-pane-fit .bl-outdated", state="detached")
     assert page.problems == []
 
 

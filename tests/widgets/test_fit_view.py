@@ -9,8 +9,11 @@ import baechi_lab as bl
 from baechi_lab import viz
 from baechi_lab.fitting.record import Fit, FitOption
 from baechi_lab.graph.units import format_us
+from baechi_lab.internal_warnings import collected_notes
+from baechi_lab.memo import Memo
 from baechi_lab.widgets import FitView, Workbench
-from baechi_lab.widgets.panels.fit_panel import option_columns, unlike
+from baechi_lab.widgets.panels.fit_panel import option_columns, option_setting, unlike
+from baechi_lab.widgets.setting import Setting
 from tests.helpers.messages import shown_text
 
 
@@ -77,6 +80,31 @@ def test_the_button_beside_the_memory_view():
     assert heads[:4] == ["option", "choice", "fits", "step time (ms)"] and "samples/s" not in heads
     assert [row["marked"] for row in bench.fit.rows.rows].count(True) == 1
     assert all(head["hint"] for head in bench.fit.rows.head)
+    # One click changes the setting so that it has the step and the peaks of the row; one undo takes it back.
+    setting, options = bench.model.setting, bench.fit.answer.options
+    usable = [k for k, row in enumerate(bench.fit.rows.rows) if row["actions"]]
+    assert {options[k].kind for k in usable} >= {"recomputation"}
+    assert not any(options[k].kind == "offloading" or not options[k].fits for k in usable)
+    for k in usable:
+        bench.fit.rows.on_action(k, "Use")
+        timeline = bench.outcome.timeline
+        assert (timeline.makespan_us, timeline.peak_bytes.tolist()) == (options[k].step_us, options[k].peak_bytes)
+        assert "another setting" in shown_text(bench.fit.outdated) and "bl-outdated" in bench.fit.results._dom_classes
+        bench.model.undo()
+        assert bench.model.setting == setting and not shown_text(bench.fit.outdated)
+
+
+def test_an_option_that_saves_nothing_is_a_setting_without_a_note():
+    """What recomputation saves stands in the row; the note is for those who ask for it in Setting."""
+    peak_at_end = graph().replace(temp_bytes=[0] * (graph().n - 1) + [50_000_000])
+    cluster = bl.Cluster.uniform(1)
+    option = next(o for o in bl.fit(peak_at_end, cluster, every_option=True).options if o.choice == "keep='sqrt'")
+    with collected_notes() as notes:
+        assert option_setting(option, Setting(cluster), peak_at_end, Memo()).recompute == "sqrt"
+    assert notes == []
+    with collected_notes() as notes:
+        bl.recompute(peak_at_end, "sqrt")
+    assert "saves nothing" in notes[0]
 
 
 def test_bug_steps_and_peaks_of_options_had_several_units():
@@ -153,6 +181,13 @@ def test_a_model_has_other_batches_too():
     )
     plain = bl.profile(bl.models.build("mlp", batch_size=16), mode="estimated", hardware="rtx2080")
     assert options_by_kind["smaller batch"].graph.key == plain.key
+    # Their buttons change the batch and the micro-batches.
+    for kind, batch_size, micro_batches in (("smaller batch", 16, None), ("micro-batches", 32, 2)):
+        option = options_by_kind[kind]
+        bench.fit.rows.on_action(bench.fit.answer.options.index(option), "Use")
+        setting, timeline = bench.model.setting, bench.outcome.timeline
+        assert (setting.batch_size, setting.micro_batches) == (batch_size, micro_batches)
+        assert (timeline.makespan_us, timeline.peak_bytes.tolist()) == (option.step_us, option.peak_bytes)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What the workbench says first: numbers against one device and the setting before, what is wrong, and what mends it."""
 
 import html
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -537,6 +538,23 @@ def test_where_nothing_fits_recomputation_is_offered_with_its_step(training_chai
     opened.open()
     assert opened.outcome.timeline.makespan_us == remedy.after_us
     assert sentences == [f"recompute (nothing to {keep}) changed so that it fits"]
+
+
+@pytest.mark.slow
+def test_the_button_recomputes_where_nothing_fits_and_the_next_click_undoes_it(training_chain):
+    bench = bl.Workbench(training_chain, bl.Cluster.uniform(1), placer="single", passes=())
+    bench.model.inline = True
+    bench.model.change(cluster=bl.Cluster.uniform(1, memory_bytes="24MiB"))
+    advice_row, setting = bench.header.advice_rows[0], bench.model.setting
+    assert bench.model.stale and advice_row.apply.description == "Recompute (boundaries)"
+    advice_row.apply.click()
+    graph = bl.recompute(training_chain, "boundaries")
+    line = bl.simulate(graph, setting.cluster, bl.place(graph, setting.cluster, "single"))
+    assert line.feasible and bench.outcome.timeline.makespan_us == line.makespan_us
+    assert bench.model.setting.recompute == "boundaries" and advice_row.apply.description == "Undo this"
+    assert f"step time <b>{format_us(line.makespan_us)}" in re.sub("<(?!b>)[^>]*>", "", bench.header.facts.value)
+    advice_row.apply.click()
+    assert bench.model.setting == setting and bench.model.stale
 
 
 @pytest.mark.slow

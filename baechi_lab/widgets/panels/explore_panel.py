@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 STYLE, NARROW = {"description_width": "94px"}, {"description_width": "68px"}
 RATE, TIME = "samples per second", "step time"
-HEAT_HEIGHTS = (130, 240)
+HEAT_HEIGHTS = (130, 216)
 """The least and the largest height of the heat map in pixels."""
 HINT = "Every combination of these values is placed and simulated."
 
@@ -101,13 +101,11 @@ class ExplorePanel:
         ]
         charts = ipywidgets.HBox([self.chart, self.front], layout=WIDE)
         charts.add_class("bl-charts")
-        self.results = ipywidgets.VBox(
-            [charts, self.reading, row(self.verdict, self.take, wrap=False), self.reasons, self.rows], layout=WIDE
-        )
+        self.results = ipywidgets.VBox([charts, self.reading, self.reasons, self.rows], layout=WIDE)
         self.widget = ipywidgets.VBox(
             [
                 row(*lists),
-                row(self.start, self.stop),
+                row(self.start, self.stop, self.verdict, self.take, wrap=False),
                 self.state,
                 row(self.axis, self.by, self.measure),
                 self.results,
@@ -223,7 +221,8 @@ class ExplorePanel:
         if self.table is not None:
             if not self.sweeping:  # then the progress is shown
                 say(self.state, self._table_in_words())
-            set_class(self.results, "bl-outdated", self.outdated)
+            for part in (self.verdict, self.results):
+                set_class(part, "bl-outdated", self.outdated)
         self._judge()
 
     def _judge(self) -> None:

@@ -6,29 +6,39 @@ of an outcome is one of those that are tried.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 
 import ipywidgets
+import numpy as np
 
+from ...errors import BaechiLabError
 from ...fitting.fit import LEAST_MEMORY, fit
 from ...fitting.record import Fit, FitOption, counted, fullest_device_bytes
 from ...fitting.subject import NO_OTHER_BATCH, Subject, model_code
 from ...graph import OpGraph, Step
 from ...graph.units import format_us, plural
+from ...internal_warnings import collected_notes
+from ...memo import Memo
+from ...passes.optimize import PASSES
 from ...placers.memory_trades.memory_ladder import FAST_PLACERS
 from ...step_summary import change_in_words
 from ...viz.layout import BYTES, UNITS, scale
+from ..advice import placed_timeline
 from ..background import Ticket
-from ..compute import Outcome, TrainingStep, is_torch_step, source
+from ..compute import Outcome, Report, TrainingStep, is_torch_step, silent, source
+from ..compute import Subject as BenchSubject
 from ..fit_view import FitView
 from ..glossary import tip
 from ..guard import Guard
 from ..setting import Setting
 from ..tasks import Tasks
 from ..views.table_view import Column, TableView, quantity
-from .parts import WIDE, button, for_people, note, row, say
+from .compare_panel import USE
+from .parts import WIDE, button, for_people, note, row, say, set_class
 
 GRAPH_ALONE = (
     "a graph does not say what another batch costs: open the workbench with a training step, or choose a model in "
@@ -51,11 +61,15 @@ class FitPanel:
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
         self.ask = button("Will it fit?", "try more devices, recomputation and offloading, each simulated", self._ask)
-        self.state, self.rows = note(), TableView("options to make the step fit")
+        self.state, self.rows = note(), TableView("options to make the step fit", lambda row, _: self._use(row))
         say(self.state, "Says whether the graph fits these devices, and what each option to make it fit costs.")
         self.answer: Fit | None = None
-        self.points = ipywidgets.VBox([], layout=WIDE)
-        self.widget = ipywidgets.VBox([row(self.ask), self.state, self.points, self.rows], layout=WIDE)
+        self.asked: Setting | None = None
+        self.settings: Sequence[Setting | None] = ()
+        self.outdated, self.points = note(), ipywidgets.VBox([], layout=WIDE)
+        self.results = ipywidgets.VBox([self.state, self.points, self.rows], layout=WIDE)
+        self.widget = ipywidgets.VBox([row(self.ask, self.outdated), self.results], layout=WIDE)
+        self.model.on("setting", lambda _: self._refresh())
 
     def _ask(self) -> None:
         with Guard(self.model.fail):
@@ -69,16 +83,36 @@ class FitPanel:
             )
             placement = shown_outcome.placement if shown_outcome is not None and plain else None
 
-            def work(ticket: Ticket) -> tuple[Fit, list[Column]]:
+            def work(ticket: Ticket) -> tuple[Fit, list[Column], list[Setting | None]]:
                 subject = fit_subject(setting, lambda at: source(at, model.subject, model.memo, ticket.report))
                 tell = lambda option: ticket.report(f"will it fit: {option}")  # noqa: E731
                 answer = fit(subject, setting.cluster, every_option=True, placement=placement, callback=tell)
                 step, _ = source(setting, model.subject, model.memo)
-                return answer, option_columns(answer.options, why_no_other_batch(setting, step))
+                check: Report = lambda *_: ticket.check()  # noqa: E731
+                settings = [
+                    option_setting(option, setting, model.subject, model.memo, check) for option in answer.options
+                ]
+                return answer, option_columns(answer.options, why_no_other_batch(setting, step)), settings
 
-            self.tasks.start(
-                "the search for options that fit", work, lambda result: self.show(result[0], result[1], shown_outcome)
-            )
+            def show(result: tuple[Fit, list[Column], list[Setting | None]]) -> None:
+                self.asked, self.settings = setting, result[2]
+                self.show(result[0], result[1], shown_outcome)
+
+            self.tasks.start("the search for options that fit", work, show)
+
+    def _use(self, row: int) -> None:
+        with Guard(self.model.fail):
+            if (setting := self.settings[row]) is not None:
+                self.model.enter(setting)
+
+    def _refresh(self) -> None:
+        """Shows whether the answer still belongs to the setting."""
+        is_outdated = self.asked is not None and self.model.setting != self.asked
+        say(
+            self.outdated,
+            "These options belong to another setting; press the button to renew them." if is_outdated else "",
+        )
+        set_class(self.results, "bl-outdated", is_outdated)
 
     def show(self, answer: Fit, columns: Sequence[Column], shown_outcome: Outcome | None = None) -> None:
         """Shows the answer, its options as points and as a table with `columns`.
@@ -93,8 +127,17 @@ class FitPanel:
         )
         self.model.emit("announced", answer.answer)
         self.points.children = [FitView(answer)]
-        extras: list[dict[str, object]] = [{"marked": option is answer.best} for option in answer.options]
+        extras: list[dict[str, object]] = [
+            {
+                "marked": option is answer.best,
+                "actions": [{"name": USE, "hint": "change the setting so: its step and peaks are those of this row"}]
+                if setting is not None and setting != self.asked
+                else [],
+            }
+            for option, setting in zip(answer.options, self.settings, strict=True)
+        ]
         self.rows.show(columns, extras)
+        self._refresh()
 
 
 def why_no_other_batch(setting: Setting, step: TrainingStep | None) -> str:
@@ -158,6 +201,47 @@ def _peaks_column(name: str, peaks: Sequence[Sequence[int]], hint: str) -> Colum
         texts=[(", " if len(row) > MOST_ON_A_LINE else ",\xa0").join(counted(row)) for row in rows],
         values=[max(row, default=None) for row in peaks],
     )
+
+
+def option_setting(
+    option: FitOption, setting: Setting, subject: BenchSubject | None, memo: Memo, report: Report = silent
+) -> Setting | None:
+    """Returns the setting whose step and peaks are those of the option; None if no setting has them.
+
+    There is none for what is offloaded, for the recomputation of some ops only, and for a placement that no fast placer makes.
+    """
+    placement, timeline, cluster = option.placement, option.timeline, option.cluster
+    if (
+        placement is None
+        or timeline is None
+        or cluster is None
+        or not option.fits
+        or placement.placer not in FAST_PLACERS
+    ):
+        return None
+    recomputation = re.search(r"(?:keep='(\w+)'|budget=(\d+))$", option.choice)
+    micro_batch = timeline.micro_batch
+    changes: dict[str, object] = {
+        "cluster": cluster,
+        "recompute": next(filter(None, recomputation.groups())) if recomputation else "",
+        "placer": placement.placer,
+        "params": {},
+        "scheduler": None,
+        "micro_batches": None if micro_batch is None else int(np.max(micro_batch)) + 1,
+        "schedule": None if micro_batch is None else "1f1b",
+        "replicas": 1,
+        "moves": (),
+        "start": None,
+    }
+    if "batch" in option.kind:
+        changes["batch_size"] = option.batch_size
+    for passes in (PASSES, ()):
+        with suppress(BaechiLabError), collected_notes():  # the answer says what an option gives up
+            changed_setting = setting.replace(**changes, passes=passes, forward_only="auto")
+            changed = placed_timeline(changed_setting, source(changed_setting, subject, memo)[1], memo, report)
+            if changed.makespan_us == option.step_us and changed.peak_bytes.tolist() == option.peak_bytes:
+                return changed_setting
+    return None
 
 
 def fit_subject(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | None, OpGraph]]) -> Subject:
