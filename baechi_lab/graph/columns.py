@@ -45,11 +45,11 @@ def whole_numbers(field: str, values: object, dtype: type[np.signedinteger[Any]]
         if len(integers) and not np.iinfo(dtype).min <= min(integers) <= max(integers) <= np.iinfo(dtype).max:
             _out_of_range(field, integers, dtype)
         return frozen_array(integers.astype(dtype).reshape(array.shape), dtype)
-    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    if array.size and array.dtype != dtype and kind != "b" and (array.min() < low or array.max() > high):
-        _out_of_range(field, array, dtype)
-    if kind == "f" and array.size and array.max() >= 2.0**63:  # as float64, the largest int64 is rounded up to it
-        _out_of_range(field, array, dtype)
+    if array.size and array.dtype != dtype and kind != "b":
+        info = np.iinfo(dtype)
+        # As float64, the largest int64 is rounded up to 2^63.
+        if array.min() < info.min or array.max() > info.max or (kind == "f" and array.max() >= 2.0**63):
+            _out_of_range(field, array, dtype)
     return frozen_array(array.astype(dtype) if kind == "f" else array, dtype)
 
 
