@@ -14,7 +14,7 @@ from fewer import fast
 import baechi_lab as bl
 from baechi_lab.errors import FormatError, InvalidInput
 from baechi_lab.graph.hardware import HOST_OP_US
-from baechi_lab.graph.opgraph import GROWS
+from baechi_lab.graph.opgraph import GROWS, VIEW
 from baechi_lab.profilers import Hardware
 from baechi_lab.profilers.kernel_model import estimated_us, kernel_us
 from baechi_lab.profilers.programs.backward import add_backward_and_updates
@@ -444,6 +444,196 @@ def test_products_of_inputs_and_fused_ones():
     assert {"s/backward/input0", "s/backward/input1", "p/backward/weight", "n/backward"} <= set(by_name)
     assert by_name["a/backward"].kernels[0].flops == 20.0
     assert not any(name.startswith("k/backward") for name in by_name)
+
+
+# -- operators that stand for one kernel ------------------------------------------------------------------
+
+
+def scalar(name: str) -> TensorProto:
+    return helper.make_tensor(name, TensorProto.FLOAT, [], [2.0])
+
+
+def nodes_of(*rows: str, **attributes) -> list:
+    """Nodes from rows such as "Mul a b -> c". An attribute belongs to the nodes whose output has its name."""
+    nodes = []
+    for row in rows:
+        (op, *inputs), output = row.partition(" -> ")[0].split(), row.partition(" -> ")[2]
+        nodes.append(helper.make_node(op, inputs, [output], output, **attributes.get(output, {})))
+    return nodes
+
+
+def read(program: onnx.ModelProto) -> Program:
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    return program_of(program)
+
+
+HEADS = (2, 4, 128, 16)  # batch, heads, positions, numbers of a head
+SDPA = ("Transpose k -> t", "Mul q c -> qs", "Mul t c -> ts", "MatMul qs ts -> s", "Add s m -> sm", "Softmax sm -> p")
+SAFE = ("IsNaN p -> n", "Where n c p -> pn", "MatMul pn v -> y")
+EAGER = ("Transpose k -> t", "MatMul q t -> s", "Mul s c -> ss", "Add ss m -> sm", "Softmax sm -> p", "MatMul p v -> y")
+
+
+def heads_model(rows: tuple[str, ...], **attributes) -> onnx.ModelProto:
+    nodes = nodes_of(*rows, **{"t": {"perm": [0, 1, 3, 2]}, "p": {"axis": -1}, **attributes})
+    inputs = [value(name, *HEADS) for name in "qkv"] + [value("m", 2, 1, 128, 128)]
+    opsets = [helper.make_opsetid("", 23)]  # the first with an operator for attention
+    return model(nodes, inputs, [value("y", *HEADS)], [scalar("c")], opset_imports=opsets)
+
+
+def test_bug_attention_as_pytorch_exports_it_was_not_one_kernel():
+    """It scales queries and keys. Models that scale the scores run so in PyTorch, too, and stay as they are written."""
+    one_kernel = heads_model(("Attention q k v m -> y",))
+    expected = bl.profile_program(one_kernel, hardware="h100", training=False)
+    for rows in ((*SDPA, "MatMul p v -> y"), (*SDPA, *SAFE)):
+        graph = bl.profile_program(heads_model(rows), hardware="h100", training=False)
+        assert graph.op_types == ("Attention",) and graph.duration_us == pytest.approx(expected.duration_us)
+    assert len(bl.profile_program(heads_model(EAGER), hardware="h100", training=False).op_types) == len(EAGER)
+
+
+def test_bug_keys_that_one_transposition_made_ready_for_the_product():
+    """Positions come before heads: the keys are transposed as the queries are, and attention reads them where they lie."""
+    rows = ("Transpose k0 -> t", *SDPA[1:], "MatMul p v -> y")
+    nodes = nodes_of(*rows, t={"perm": [0, 2, 3, 1]}, p={"axis": -1})
+    inputs = [value("k0", 2, 128, 4, 16), *(value(name, *HEADS) for name in "qv"), value("m", 2, 1, 128, 128)]
+    program = model(nodes, inputs, [value("y", *HEADS)], [scalar("c")])
+    graph = bl.profile_program(program, hardware="h100", training=False)
+    expected = bl.profile_program(heads_model(("Attention q k v m -> y",)), hardware="h100", training=False)
+    assert graph.op_types == ("Transpose", "Attention")
+    assert graph.duration_us[1] == pytest.approx(expected.duration_us[0]) and graph.duration_us[0] < 1
+
+
+def test_inner_values_that_are_read_elsewhere_keep_their_operators():
+    for reader in ("Softmax", "MatMul"):
+        rows = (*SDPA, "MatMul p v -> y", f"Identity {'p' if reader == 'Softmax' else 's'} -> z")
+        graph = bl.profile_program(heads_model(rows), hardware="h100", training=False)
+        assert "Attention" not in graph.op_types and reader in graph.op_types
+
+
+def test_causal_attention_of_the_older_exporter_skips_half_of_the_keys():
+    mask = ("Expand c e -> ones", "Trilu ones -> lower", "Equal lower c -> above", "Where above c c -> m2")
+    rows = (*mask, *(row.replace("Add s m", "Add s m2") for row in SDPA), "MatMul p v -> y")
+    program = heads_model(rows, lower={"upper": 0})
+    program.graph.initializer.append(helper.make_tensor("e", TensorProto.INT64, [2], [128, 128]))
+    causal = heads_model(("Attention q k v -> y",), y={"is_causal": 1})
+    graph, expected = (bl.profile_program(p, hardware="h100", training=False) for p in (program, causal))
+    assert graph.op_types == ("Attention",) and graph.duration_us == pytest.approx(expected.duration_us)
+
+
+def test_attention_with_a_mask_from_a_table_runs_operator_by_operator():
+    """A relative position: PyTorch's fused kernels make no gradient of the mask."""
+    rows = ("Gather table index -> m2", *(row.replace("Add s m", "Add s m2") for row in SDPA), "MatMul p v -> y")
+    program = heads_model(rows)
+    program.graph.initializer.append(weights("table", 4, 128))
+    program.graph.initializer.append(helper.make_tensor("index", TensorProto.INT64, [128], [0] * 128))
+    assert "Softmax" in bl.profile_program(program, hardware="h100", training=False).op_types
+
+
+def test_the_gradient_of_attention_makes_the_scores_again():
+    """Five products of 2 * 2 * 4 * 128 * 128 * 16 FLOPs, forward two."""
+    rows = ("MatMul x w -> q", "Attention q q q -> y")
+    inputs = [value("x", *HEADS)]
+    opsets = [helper.make_opsetid("", 23)]
+    outputs, parameters = [value("y", *HEADS)], [weights("w", 16, 16)]
+    program = read(model(nodes_of(*rows), inputs, outputs, parameters, opset_imports=opsets))
+    backward = next(op for op in add_backward_and_updates(program).ops if op.name == "y/backward")
+    assert [op.kernels[0].flops for op in (program.ops[1], backward)] == [
+        k * 2 * 2 * 4 * 128 * 128 * 16 for k in (2, 5)
+    ]
+
+
+FORMS = {
+    "Gelu": ("Div x c -> a", "Erf a -> b", "Add b c -> d", "Mul x d -> e", "Mul e c -> y"),
+    "Gelu of halves": ("Mul x c -> h", "Mul x c -> a", "Erf a -> b", "Add c b -> d", "Mul h d -> y"),
+    "Swish": ("Sigmoid x -> a", "Mul a x -> y"),
+    "Mish": ("Softplus x -> a", "Tanh a -> b", "Mul x b -> y"),
+    "Softplus": ("Softplus x -> a", "Greater x c -> b", "Where b x a -> y"),
+    "HardSwish": ("Add x c -> a", "Clip a c c -> b", "Div b c -> d", "Mul x d -> y"),
+    "LayerNormalization": (
+        "ReduceMean x -> m",
+        "Sub x m -> a",
+        "Pow a c -> b",
+        "ReduceMean b -> v",
+        "Add v c -> d",
+        "Sqrt d -> e",
+        "Div a e -> f",
+        "Mul f w -> g",
+        "Add g w -> y",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bug_layers_that_exporters_write_in_smaller_operators_were_several_kernels(form):
+    op = form.split()[0]
+    means = {name: {"axes": [-1], "keepdims": 1} for name in "mv"} if "Layer" in form else {}
+    inputs, parameters = [value("x", 64, 256)], [scalar("c"), weights("w", 256)]
+    program = model(
+        nodes_of(*FORMS[form], **means),
+        inputs,
+        [value("y", 64, 256)],
+        parameters,
+        opset_imports=[helper.make_opsetid("", 13)],
+    )
+    weighted = "Layer" in form
+    layer = nodes_of(f"{op} x w w -> y" if weighted else f"{op} x -> y", **({"y": {"axis": 1}} if weighted else {}))
+    single = model(
+        layer,
+        inputs,
+        [value("y", 64, 256)],
+        parameters if weighted else [],
+        opset_imports=[helper.make_opsetid("", 24)],
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph, expected = (bl.profile_program(p, hardware="h100", training=False) for p in (program, single))
+    assert graph.op_types == (op,) and graph.duration_us == pytest.approx(expected.duration_us)
+
+
+def test_bug_a_group_norm_was_a_norm_a_product_and_a_sum():
+    rows = ("Reshape x s -> a", "InstanceNormalization a g g -> b", "Reshape b r -> d", "Mul d w -> e", "Add e w -> y")
+    parameters = [weights("g", 4), weights("w", 16, 1, 1)]
+    parameters += [
+        helper.make_tensor(name, TensorProto.INT64, [len(sizes)], sizes)
+        for name, sizes in (("s", [8, 4, 256]), ("r", [8, 16, 8, 8]))
+    ]
+    program = read(model(nodes_of(*rows), [value("x", 8, 16, 8, 8)], [value("y", 8, 16, 8, 8)], parameters))
+    (op,) = (op for op in program.ops if op.moves_data)
+    assert op.op_type == "GroupNormalization" and op.kernels[0].rows == Rows.of_norm(8 * 16 * 64, 4 * 64, 4)
+
+
+def test_bug_the_gradient_of_a_single_row_sorted_words():
+    """`x[:, 0]` is a view, and its gradient a row among zeros, as the gradient of a slice is."""
+    index = helper.make_tensor("i", TensorProto.INT64, [], [0])
+    rows = ("MatMul x w -> h", "Gather h i -> y")
+    nodes = nodes_of(*rows, y={"axis": 1})
+    program = read(model(nodes, [value("x", 8, 64, 32)], [value("y", 8, 32)], [weights("w", 32, 32), index]))
+    assert not program.ops[1].moves_data
+    backward = next(op for op in add_backward_and_updates(program).ops if op.name == "y/backward")
+    assert [(k.wait_us, k.moved_bytes) for k in backward.kernels] == [(0.0, 4.0 * (8 * 64 * 32 + 8 * 32))]
+
+
+@pytest.mark.parametrize("producer", ["pytorch", "another"])
+def test_bug_biases_that_an_exporter_stored_once_were_no_parameters(producer):
+    """PyTorch's exporter stores equal tensors once, and copies them for other layers, whose parameters they are."""
+    rows = ("Identity b -> b2", "MatMul x w -> h", "Add h b -> g", "MatMul g v -> f", "Add f b2 -> y")
+    parameters = [weights("w", 64, 64), weights("v", 64, 64), weights("b", 64)]
+    program = model(nodes_of(*rows), [value("x", 8, 64)], [value("y", 8, 64)], parameters)
+    program.producer_name = producer
+    graph = bl.profile_program(program, hardware="h100", training=False)
+    copies = 2 if producer == "pytorch" else 1
+    assert graph.persistent_bytes.sum() == 4 * (2 * 64 * 64 + copies * 64)
+    assert graph.duration_us[graph.names.index("y")] < 1  # the bias is added in the kernel of the product
+
+
+def test_bug_views_were_copies_in_memory():
+    """A reshaped tensor lies where it was: 8 x 64 numbers beside the weights and two sizes. Nothing reads the result."""
+    shape = helper.make_tensor("s", TensorProto.INT64, [2], [16, 32])
+    rows = ("MatMul x w -> h", "Reshape h s -> r", "Relu r -> y")
+    program = model(nodes_of(*rows), [value("x", 8, 64)], [value("y", 16, 32)], [weights("w", 64, 64), shape])
+    graph = bl.profile_program(program, hardware="a100", training=False)
+    assert graph.reuse is not None and graph.reuse[graph.names.index("r")] == VIEW
+    assert peak(graph) == 4 * (64 * 64 + 8 * 64) + 2 * 8
 
 
 def test_bug_a_batch_size_that_the_program_has_no_room_for_was_ignored():

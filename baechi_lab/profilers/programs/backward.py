@@ -133,8 +133,9 @@ class _BackwardBuilder:
         after = self.loss if any(v in self.program.outputs for v in arriving) else ()
         weights = [v for v in gradient_targets if v in self.program.parameters]
         inputs = [v for v in gradient_targets if v not in self.program.parameters]
-        recurrent = any(k.steps > 1 for k in op.kernels)  # whose gradients go back through the steps together
-        if not op.is_product or recurrent or len(inputs) > 2 or (len(inputs) == 2 and weights):
+        # Gradients go back through the steps of a recurrent layer together, and so through the two products of attention.
+        together = any(k.steps > 1 or len(k.products) == 2 for k in op.kernels)
+        if not op.is_product or together or len(inputs) > 2 or (len(inputs) == 2 and weights):
             default = self._doubled_kernels(op) if op.is_product else self._movement_kernels(op, gradient_targets)
             work = self._work(op, gradient_targets, default)
             self._add_op(i, "backward", work, [*upstream, *self._saved_values(op)], inputs, weights, after)

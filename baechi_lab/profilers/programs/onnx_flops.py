@@ -7,7 +7,7 @@ domain `com.microsoft` are covered as well.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
@@ -49,10 +49,22 @@ SHAPE_OPS = frozenset(
 """Operators that move no data: they only reinterpret its shape."""
 
 
-_ATTENTION = ("Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention")
+_PARTS = ("Slice", "Split", "Gather")
+"""Operators that read a part of a tensor, which is a view in PyTorch; `Gather` only with a single index of no dimension."""
+
+ATTENTION = ("Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention")
 
 _INDEX_BYTES = 8
 """Of the position of a maximum, which PyTorch's max pooling keeps."""
+
+
+def is_view(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Whether an operator makes parts of a tensor that PyTorch reads where they lie."""
+    return (
+        not node.domain
+        and node.op_type in _PARTS
+        and (node.op_type != "Gather" or (len(node.input) > 1 and shapes.get(node.input[1]) == ()))
+    )
 
 
 def product_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int | None:
@@ -298,7 +310,7 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
     Args:
         node, input_shapes, output_shapes: as in `product_flops`.
     """
-    if node.op_type in _ATTENTION:
+    if node.op_type in ATTENTION:
         return _attention_products(node, input_shapes, skips_masked=True)
     if node.op_type in _QUANTIZED:
         input_shapes = (input_shapes[0], _weight_shape(node, input_shapes))
@@ -331,7 +343,7 @@ def vector_flops(
     node: NodeProto, input_shapes: Shapes, output_shapes: Shapes, number_bytes: int, precision: str = "fp32"
 ) -> float:
     """Returns the `Kernel.vector_flops` of fused attention, a depthwise convolution or a norm of channels; 0 for others."""
-    if node.op_type in _ATTENTION:
+    if node.op_type in ATTENTION:
         return score_flops(_attention_products(node, input_shapes, skips_masked=True)[-2], number_bytes)
     if _norms_channels(node):
         return batch_norm_flops(_require_shape(input_shapes[0]), number_bytes)
@@ -442,6 +454,11 @@ def gradient_kernels(
         return (element_wise, *((Kernel(moved_bytes=float(number_bytes * numbers)),) if has_sum else ()))
     if kind in ("GlobalAveragePool", "ReduceMean"):  # the gradient of a mean is repeated
         return (Kernel(moved_bytes=float(number_bytes * (numbers + outputs)), multiprocessor_us=INDEX_US * numbers),)
+    if kind in _PARTS and (
+        kind != "Gather" or (len(input_shapes) > 1 and input_shapes[1] == ())
+    ):  # a part among zeros, or all parts of a tensor
+        written = sum(prod(part) for part in output_shapes if part) if kind == "Split" else outputs
+        return (Kernel(moved_bytes=float(number_bytes * (numbers + written))),)
     if kind == "Gather" and node.input[0] in values:
         return Kernel(moved_bytes=float(number_bytes * (numbers + outputs))), table_sums(outputs, number_bytes)
     if kind in ("Add", "Sub", "Mul"):
@@ -461,6 +478,15 @@ def gradient_kernels(
 def gradient_work(values: Sequence[str], **description: Any) -> CallWork:
     """Returns the work of the gradients of an operator's inputs; arguments as in `gradient_kernels`."""
     return CallWork(gradient_kernels(values=values, **description))
+
+
+def attention_gradients(forward: Kernel, values: Sequence[str]) -> CallWork:
+    """Returns the work of the gradients of fused attention: it makes the scores again, and the gradients of both products."""
+    scores, context = forward.products
+    products = (scores, context.left_gradient, context.right_gradient, scores.left_gradient, scores.right_gradient)
+    share = sum(product.flops for product in products) / max(scores.flops + context.flops, 1)
+    kernel = replace(forward, flops=share * forward.flops, moved_bytes=2 * forward.moved_bytes, products=products)
+    return CallWork((kernel,))
 
 
 def repeated_rows(node: NodeProto, input_shapes: Shapes, number_bytes: int) -> Rows | None:

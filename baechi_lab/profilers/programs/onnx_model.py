@@ -23,10 +23,13 @@ from ..precision import Precision
 from ..work import Kernel, added_bias, recurrent_kernel
 from .onnx_bodies import CONTROL_FLOW, SMALL, Body, bodies_of
 from .onnx_flops import (
+    ATTENTION,
     SHAPE_OPS,
+    attention_gradients,
     attribute,
     bytes_of_sort,
     gradient_work,
+    is_view,
     layout_bytes,
     multiprocessor_us,
     product_flops,
@@ -35,6 +38,7 @@ from .onnx_flops import (
     row_alignment,
     vector_flops,
 )
+from .onnx_fusion import join_nodes
 from .onnx_shapes import FLOATS, Shape, infer_shapes, shapes_and_types, type_name
 from .records import UNKNOWN_ITERATIONS, UNKNOWN_SHAPES, Program, ProgramOp
 
@@ -111,10 +115,14 @@ def _read_model(
     if precision is not None and precision.dtype is not None:
         types |= {value: _TYPE_NAMES[precision.dtype] for value, kind in types.items() if kind in FLOATS}
     _check_inputs_exist(graph)
-    nodes = [n for n in graph.node if n.op_type != "Constant"]
+    nodes = _without_copies(
+        [n for n in graph.node if n.op_type != "Constant"], constants, model.producer_name == "pytorch"
+    )
+    nodes, joined_values = join_nodes(nodes, [o.name for o in graph.output], shapes, types)
     parameters = _parameters(nodes, constants, shapes, types)
     read_once = {v for v, count in Counter(v for node in nodes for v in node.input).items() if count == 1}
     products = {v for node in nodes if node.op_type == "MatMul" for v in node.output} & read_once
+    views = _views_of_attention(nodes)
     reasons_of_guesses: dict[int, str] = {}  # op -> why its work is a guess (`Program.reasons_of_guesses`)
     values_of_assumed_shape: set[str] = set()
     body_bytes: dict[str, int] = {}  # of the parameters in bodies and attributes
@@ -129,11 +137,12 @@ def _read_model(
             shapes[value] = shapes[largest] if largest is not None else (1,)
             types.setdefault(value, types.get(largest or "", "FLOAT"))
         values_of_assumed_shape |= open_values
-        kernel, why = _kernel(node, shapes, types, version)
+        is_joined = not joined_values.isdisjoint(node.output)
+        kernel, why = _kernel(node, shapes, types, onnx.defs.onnx_opset_version() if is_joined else version)
         if not open_values and _runs_on_host(node, host_values, shapes):
             host_values.update(node.output)
             kernel, why = Kernel(metadata=True), ""
-        if _is_part_of_product(node, parameters, products):
+        if _is_part_of_product(node, parameters, products) or not views.isdisjoint(node.output):
             kernel, why = Kernel(metadata=True), ""
         has_assumed_shape = not values_of_assumed_shape.isdisjoint((*node.input, *node.output))
         if has_assumed_shape and not why and not kernel.metadata:
@@ -173,7 +182,16 @@ def _read_model(
             output_shapes=[shapes.get(v, ()) if v else None for v in node.output],
             number_bytes=_WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4,
         )
-        has_gradient_rule = reads and output_names and not kernel.matrix and body is None and why != _UNFITTING_SHAPES
+        if node.op_type in ATTENTION and len(kernel.products) == 2:
+            gradients = partial(attention_gradients, kernel)
+        has_gradient_rule = (
+            reads
+            and output_names
+            and (not kernel.matrix or node.op_type in ATTENTION)
+            and not (kernel.metadata and node.op_type == "Transpose")
+            and body is None
+            and why != _UNFITTING_SHAPES
+        )
         ops.append(
             ProgramOp(
                 name_of_op,
@@ -254,7 +272,7 @@ def _bytes(numbers: int, kind: str) -> int:
 
 def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, str], version: int) -> tuple[Kernel, str]:
     """Returns the kernel of an op, and why it is a guess (empty if it is none)."""
-    if node.op_type in SHAPE_OPS:
+    if node.op_type in SHAPE_OPS or is_view(node, shapes):
         return Kernel(metadata=True), ""
     input_shapes = [shapes.get(v, ()) if v else None for v in node.input]
     output_shapes = [shapes.get(v, ()) if v else None for v in node.output]
@@ -339,6 +357,56 @@ def _runs_on_host(node: NodeProto, host_values: Container[str], shapes: Mapping[
         and all(v in host_values for v in inputs)
         and all(prod(shapes[v]) <= SMALL for v in node.output if v)
     )
+
+
+def _without_copies(nodes: Sequence[NodeProto], constants: set[str], are_parameters: bool) -> list[NodeProto]:
+    """Returns the operators without copies of constants.
+
+    PyTorch's exporter stores tensors of equal numbers once, and copies them for other parameters: if `are_parameters`, these
+    are added to `constants`. Otherwise the constants are read in place of their copies.
+    """
+    source_of: dict[str, str] = {}
+    remaining_nodes = []
+    for node in nodes:
+        source = source_of.get(node.input[0], node.input[0]) if node.op_type == "Identity" and node.input else ""
+        if source in constants and node.output and not node.domain:
+            source_of[node.output[0]] = source
+        else:
+            remaining_nodes.append(node)
+    if are_parameters:
+        constants.update(source_of)
+        return remaining_nodes
+    if source_of:
+        for k, node in enumerate(remaining_nodes):
+            if not source_of.keys().isdisjoint(node.input):
+                renamed = onnx.NodeProto()
+                renamed.CopyFrom(node)
+                renamed.input[:] = [source_of.get(v, v) for v in node.input]
+                remaining_nodes[k] = renamed
+    return remaining_nodes
+
+
+def _views_of_attention(nodes: Sequence[NodeProto]) -> set[str]:
+    """Returns what transpositions make only for attention, or of its output: its kernels read and write heads in either order."""
+    readers: dict[str, list[NodeProto]] = {}
+    contexts: set[str] = set()
+    for node in nodes:
+        for value in node.input:
+            readers.setdefault(value, []).append(node)
+        if node.op_type in ATTENTION or (node.op_type in SHAPE_OPS and not contexts.isdisjoint(node.input[:1])):
+            contexts |= set(node.output)
+    only_attended: set[str] = set()
+    for node in reversed(nodes):
+        for value in node.output[:1] if node.op_type in ("Transpose", *SHAPE_OPS) else ():
+            of_value = readers.get(value, [])
+            if of_value and all(r.op_type in ATTENTION or only_attended.issuperset(r.output) for r in of_value):
+                only_attended.add(value)
+    return {
+        node.output[0]
+        for node in nodes
+        if node.op_type == "Transpose"
+        and (contexts.intersection(node.input) or only_attended.intersection(node.output))
+    }
 
 
 def _is_part_of_product(node: NodeProto, parameters: Container[str], products: Container[str]) -> bool:

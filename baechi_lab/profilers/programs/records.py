@@ -12,7 +12,7 @@ from ...errors import InvalidInput, OpenBatchSize
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.groups import join_groups
 from ...graph.hardware import Hardware
-from ...graph.opgraph import GROWS, OWN
+from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
 from ..estimate_record import estimate_record
 from ..kernel_model import estimated_us
@@ -160,7 +160,14 @@ class Program:
         number = {name: k for k, name in enumerate(names)}
         persistent_bytes = [op.persistent_bytes for op in self.ops]
         allocates_gradients = precision.gradient_share == 1  # else they are kept from step to step
-        grows = [allocates_gradients and op.forward_of >= 0 and op.persistent_bytes > 0 for op in self.ops]
+        reuse = [
+            GROWS
+            if allocates_gradients and op.forward_of >= 0 and op.persistent_bytes > 0
+            else OWN
+            if op.moves_data or not op.makes
+            else VIEW
+            for op in self.ops
+        ]
         for value, i in self.first_reader.items():
             persistent_bytes[i] += self.size_bytes.get(value, 0)
         return OpGraph(
@@ -172,7 +179,7 @@ class Program:
             persistent_bytes=persistent_bytes,  # type: ignore[arg-type]
             colocation=[number[group[i]] if i in group else -1 for i in range(len(self.ops))],  # type: ignore[arg-type]
             colocation_names=names,
-            reuse=np.where(grows, GROWS, OWN) if any(grows) else None,
+            reuse=np.array(reuse, dtype=np.int8) if any(kind != OWN for kind in reuse) else None,
             output_shapes=tuple(op.output_shapes for op in self.ops),
             forward_of=[op.forward_of for op in self.ops],  # type: ignore[arg-type]
             name=self.name,
