@@ -132,6 +132,24 @@ def test_an_onnx_model_says_where_its_nodes_run(model):
     assert any("none has a pipeline_stage" in sentence for sentence in plan_of_groups.unsupported)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_nodes_that_were_joined_to_one_op_go_with_it(model, named):
+    """A GELU behind the last product is one op of the graph and five nodes of the model."""
+    helper = pytest.importorskip("onnx").helper
+    model.graph.initializer.append(helper.make_tensor("c", 1, [], [2.0]))
+    rows = [("Div", "v3", "c"), ("Erf", "g0"), ("Add", "g1", "c"), ("Mul", "v3", "g2"), ("Mul", "g3", "c")]
+    model.graph.node.extend(
+        helper.make_node(op, inputs, [f"g{k}"], f"gelu{k}" if named else "") for k, (op, *inputs) in enumerate(rows)
+    )
+    model.graph.output[0].name = "g4"
+    graph = bl.profile_program(model, training=False)
+    assert graph.names == ("mm0", "mm1", "mm2", "gelu4" if named else "Mul_g4")
+    plan = bl.write_plan(graph, bl.Placement(device=[0, 0, 0, 1]), "onnx", model=model, cluster=bl.Cluster.uniform(2))
+    written = type(model).FromString(plan.files[""])
+    configurations = [n.device_configurations[0] for n in written.graph.node]
+    assert [list(s.sharding_spec[0].device) for s in configurations] == [[0]] * 3 + [[1]] * 5
+
+
 def test_an_onnx_plan_needs_its_model(model, chain):
     with pytest.raises(InvalidInput, match="model is missing"):
         bl.write_plan(chain, bl.Placement(device=[0, 0, 0]), "onnx")

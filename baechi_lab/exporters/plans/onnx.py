@@ -41,15 +41,16 @@ def write(request: Request) -> Written:
     device_of_node = {name: int(request.device[index[name]]) for name in names if name in index}
     if not device_of_node:
         raise InvalidInput("model has no node that is an op of the graph; give the model that was profiled")
-    # the device of a node's op, else of the node that reads it first, else 0
+    # The device of a node's op, else of the node that reads it first, as of nodes that were joined to one op, else 0.
     device: dict[int, int] = {}
     name_of_next = iter(names)
     for node in nodes:
         if node.op_type != "Constant" and (name := next(name_of_next)) in device_of_node:
             device[id(node)] = device_of_node[name]
-    reader = {v: device[id(n)] for n in reversed(nodes) if id(n) in device for v in n.input}
-    for node in nodes:
+    reader: dict[str, int] = {}
+    for node in reversed(nodes):
         device.setdefault(id(node), next((reader[v] for v in node.output if v in reader), 0))
+        reader |= dict.fromkeys(node.input, device[id(node)])
     order = [device[id(n)] for n in nodes]
     # The stage of each device, unless nodes return to a device that they left.
     devices_in_order = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]

@@ -115,9 +115,10 @@ def _read_model(
     if precision is not None and precision.dtype is not None:
         types |= {value: _TYPE_NAMES[precision.dtype] for value, kind in types.items() if kind in FLOATS}
     _check_inputs_exist(graph)
-    nodes = _without_copies(
-        [n for n in graph.node if n.op_type != "Constant"], constants, model.producer_name == "pytorch"
-    )
+    all_nodes = [n for n in graph.node if n.op_type != "Constant"]
+    for node, name_of_op in zip(all_nodes, op_names(all_nodes), strict=True):  # a plan finds nodes by these names
+        node.name = name_of_op
+    nodes = _without_copies(all_nodes, constants, model.producer_name == "pytorch")
     nodes, joined_values = join_nodes(nodes, [o.name for o in graph.output], shapes, types)
     parameters = _parameters(nodes, constants, shapes, types)
     read_once = {v for v, count in Counter(v for node in nodes for v in node.input).items() if count == 1}
@@ -128,7 +129,8 @@ def _read_model(
     body_bytes: dict[str, int] = {}  # of the parameters in bodies and attributes
     host_values = {v for v, is_trained in parameters.items() if not is_trained and prod(shapes[v]) <= SMALL}
     ops = []
-    for i, (node, name_of_op) in enumerate(zip(nodes, op_names(nodes), strict=True)):
+    for i, node in enumerate(nodes):
+        name_of_op = node.name
         # ONNX infers no shape of outputs of custom operators, and of some whose shape depends on values. They are assumed to have
         # that of the op's largest input. The work of every op that reads or makes such a value is then a guess.
         open_values = {value for value in node.output if value and value not in shapes}
