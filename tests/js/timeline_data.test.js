@@ -129,6 +129,19 @@ test("devices without work are one line, and each while they are not folded", ()
   assert.deepEqual(arrangeLanes(lanes, false, 0, 10).tops.map(([, height]) => height), [24, 18, 24, 18, 24, 18]);
 });
 
+test("a machine whose devices are all folded has no heading, and one that works has it above its first lane", () => {
+  const lanes = [
+    ...lanePair(false, "", "machine 1"), ...lanePair(true, "gpu:1 to gpu:5 idle"), ...lanePair(true, "", "machine 2"), ...lanePair(true, ""),
+    ...lanePair(true, "", "machine 3"), ...lanePair(true, ""), ...lanePair(false, ""),
+  ];
+  const { headings, tops, bottom } = arrangeLanes(lanes, true, 0, 0);
+  assert.deepEqual(headings.map((text, k) => [k, text]).filter(([, text]) => text), [[0, "machine 1"], [12, "machine 3"]]);
+  assert.equal(tops[12][0], 18 + 24 + 2 + 18 + 7 + 16 + 4 + 18);
+  assert.equal(bottom, tops[12][0] + 24 + 2 + 18 + 7);
+  const open = arrangeLanes(lanes, false, 0, 0).headings;
+  assert.deepEqual(open.filter(Boolean), ["machine 1", "machine 2", "machine 3"]);
+});
+
 test("many lanes are lower, and a chosen scale holds within its limits", () => {
   const many = Array.from({ length: 64 }, () => lanePair(false, "")).flat();
   const heights = (scale) => arrangeLanes(many, true, scale, 0).tops.slice(0, 2).map(([, height]) => height);

@@ -27,6 +27,7 @@ from baechi_lab.widgets.panels.parts import MOST_SHOWN
 from baechi_lab.widgets.panels.plan_form import RUNTIMES
 from baechi_lab.widgets.schedule import critical_chain
 from baechi_lab.widgets.setting import HARDWARE_PRESETS, Setting
+from baechi_lab.widgets.views.memory_view import MOST_LIVE
 from baechi_lab.widgets.waiting import KINDS, waits
 
 pytestmark = [
@@ -499,6 +500,10 @@ def _window_has(locator, time_us):
     assert first <= time_us <= last
 
 
+def _ends(text, end):
+    assert text.endswith(end), (text, end)
+
+
 def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     _, line = outcome
     tab(page, "Timeline")
@@ -510,6 +515,10 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     assert f"limit {format_bytes(10**9)}, above this scale" in drawn
     ticks = [text for text in drawn if re.fullmatch(r"[\d.]+ (B|kB|MB)", text)]
     assert ticks, drawn
+    # A line of the scale crosses no label of a limit: it is drawn before.
+    order = memory.evaluate("(canvas) => canvas.drawnTexts.map(([text]) => text)")
+    first_limit = next(k for k, text in enumerate(order) if text.endswith(", above this scale"))
+    assert set(ticks) <= set(order[:first_limit])
     hatch = "(swatches) => swatches.map((e) => getComputedStyle(e).backgroundImage.includes('gradient'))"
     hatched = page.locator(f".bl-view:has({MEMORY}) .bl-toolbar .bl-swatch").evaluate_all(hatch)
     assert hatched == [False, True, True, True]
@@ -534,6 +543,16 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     same = f"() => document.querySelector('{MEMORY}').dataset.cursor === document.querySelector('{TIMELINE}').dataset.cursor"
     page.wait_for_function(same)
     assert 0 < float(memory.get_attribute("data-cursor")) < line.makespan_us
+    # A click lists what is live there, and takes the tooltip away: the rows become lower.
+    tooltip = page.locator(f".bl-stage:has({MEMORY}) .bl-tooltip")
+    tooltip.wait_for()
+    page.mouse.click(box["x"] + 0.6 * box["width"], box["y"] + 30)
+    tooltip.wait_for(state="hidden")
+    at_us = float(memory.get_attribute("data-cursor"))
+    live_tensors = live_bytes(line, int(np.flatnonzero(line.peak_bytes)[0]), at_us)
+    count = f", the {MOST_LIVE} largest of {len(live_tensors)}" if len(live_tensors) > MOST_LIVE else ""
+    held = format_bytes(sum(tensor.bytes for tensor in live_tensors))
+    jb.eventually(page, lambda: _ends(page.locator(".bl-live-tensors b").inner_text(), f": {held}{count}"))
     page.mouse.move(2, 2)
     page.wait_for_function(f"() => document.querySelector('{TIMELINE}').dataset.cursor === ''")
     page.click('.bl-live-tensors button:text-is("×")')
@@ -772,7 +791,7 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     fit = bl.fit(graph, CLUSTER, every_option=True, placement=bl.place(graph, CLUSTER, "m-etf"))
     tab(page, "Fit")
     page.click('button:text-is("Will it fit?")')
-    rows = page.locator(".bl-pane-fit .bl-table tr:has(td)")
+    rows = page.locator(".bl-pane-fit .bl-table tr:not(:has(th))")
     rows.first.wait_for()
     columns = option_columns(fit.options)
     shown = [row.replace("\xa0", " ").split("\t")[: len(columns)] for row in rows.all_inner_texts()]

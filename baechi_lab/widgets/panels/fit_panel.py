@@ -68,7 +68,7 @@ class FitPanel:
         self.settings: Sequence[Setting | None] = ()
         self.outdated, self.points = note(), ipywidgets.VBox([], layout=WIDE)
         self.results = ipywidgets.VBox([self.state, self.points, self.rows], layout=WIDE)
-        self.widget = ipywidgets.VBox([row(self.ask, self.outdated), self.results], layout=WIDE)
+        self.widget = ipywidgets.VBox([row(self.ask, self.outdated, wrap=False), self.results], layout=WIDE)
         self.model.on("setting", lambda _: self._refresh())
 
     def _ask(self) -> None:

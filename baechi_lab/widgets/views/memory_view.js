@@ -137,9 +137,9 @@ function render({ model, el }) {
     context.strokeStyle = theme.grid;
     context.lineWidth = 1;
     context.strokeRect(axis.gutter + 0.5, top + 0.5, width - axis.gutter - 9, tall);
+    drawScale(context, largest, yOf, width, theme); // below the labels: its lines must not cross them
     drawLimit(context, peak, limit, largest, yOf, width, theme);
     drawMeasured(context, peak, yOf, width, theme);
-    drawScale(context, largest, yOf, width, theme);
     drawPeak(context, peak, limit, largest, yOf, top, width, theme);
     context.textAlign = "left";
     context.fillStyle = colours[d];
@@ -308,6 +308,7 @@ function render({ model, el }) {
     move: axis.move,
     hover,
     click: (x, y) => {
+      showTooltip(view, 0, 0, "", []); // the list takes room from the rows, which then lie elsewhere
       const d = Math.floor((y - 4) / rowHeight());
       if (d >= 0 && d < devices.length) model.send({ type: "live", row: d, time_us: x < axis.gutter ? model.get("peaks")[d].time_us : timeAt(x) });
       const peak = model.get("peaks")[d];
@@ -331,14 +332,13 @@ function render({ model, el }) {
     const shown = model.get("live");
     live.hidden = shown.row === undefined;
     if (live.hidden) return;
-    const more = shown.count - shown.rows.length;
+    const part = shown.count > shown.rows.length ? `, the ${shown.rows.length} largest of ${shown.count.toLocaleString("en")}` : "";
     const pick = (/** @type {number} */ op) => { model.set("selected", [op]); model.save_changes(); };
     live.replaceChildren(
-      element("div", { class: "bl-live-head" }, element("b", {}, `${rowName(shown.row)} at ${time(shown.time_us)}: ${formatBytes(shown.bytes)}`),
+      element("div", { class: "bl-live-head" }, element("b", {}, `${rowName(shown.row)} at ${time(shown.time_us)}: ${formatBytes(shown.bytes)}${part}`),
         button("×", "close the list", () => { model.set("live", {}); model.save_changes(); })),
       element("ol", {}, ...shown.rows.map(([op, name, category, bytes]) => element("li", {},
-        `${formatBytesBeside(bytes, shown.rows[0][3])} ${CATEGORY_TEXT[category]} of `, op < 0 ? name : element("button", { type: "button", class: "bl-link", title: `select ${name}`, onclick: () => pick(op) }, name)))),
-      more > 0 ? `and ${more.toLocaleString("en")} more` : "");
+        `${formatBytesBeside(bytes, shown.rows[0][3])} ${CATEGORY_TEXT[category]} of `, op < 0 ? name : element("button", { type: "button", class: "bl-link", title: `select ${name}`, onclick: () => pick(op) }, name)))));
   }
 
   function rebuild() {

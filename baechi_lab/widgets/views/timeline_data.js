@@ -13,22 +13,28 @@ const PHASE_SHADES = 4; // of a device in a pipeline: its own, forward, backward
 
 /** @typedef {ReturnType<typeof readBars>} Bars */
 
-/** Upper edge and height of every lane below `y`, and where the last ends. Lanes of devices without work are one line.
+/** Upper edge, height and heading of every lane below `y`, and where the last ends. Lanes of devices without work are one line;
+ * a heading of which nothing but such lanes follows is left out.
  * @param {{kind: string, heading: string, folded: boolean, fold_label: string}[]} lanes @param {boolean} fold
  * @param {number} scale of the lanes' heights, 0 for one that follows from their number @param {number} y */
 function arrangeLanes(lanes, fold, scale, y) {
   const open = lanes.filter((lane) => lane.kind === "ops" && !(fold && lane.folded)).length;
   const used = Math.min(Math.max(scale || (open > MANY_LANES ? 0.6 : 1), LEAST_SCALE), MOST_SCALE);
+  let pending = "";
+  /** @type {string[]} */
+  const headings = [];
   const tops = lanes.map((lane) => {
-    if (lane.heading) y += HEADING;
     const folded = fold && lane.folded;
+    pending = lane.heading || pending;
+    headings.push(folded && !lane.fold_label ? "" : pending);
+    if (headings[headings.length - 1]) [y, pending] = [y + HEADING, ""];
     const whole = lane.kind === "ops" ? OP_LANE : TRANSFER_LANE;
     const height = folded ? (lane.fold_label ? FOLDED : 0) : Math.round(whole * used);
     const gap = folded ? (lane.fold_label ? 4 : 0) : Math.round((lane.kind === "transfers" ? 7 : 2) * Math.min(used, 1));
     y += height + gap;
     return [y - height - gap, height];
   });
-  return { tops, bottom: y, scale: used };
+  return { tops, headings, bottom: y, scale: used };
 }
 
 /** The bars of all lanes, lane by lane: `pointer[lane]` is the first of each. @param {Model} model */

@@ -14,7 +14,7 @@ function readState(model) {
     bars, lanes: model.get("lanes"), names: texts(model.get("names")), colours, selected: new Set(model.get("selected")),
     hovered: UNSEEN, dim: readDim(model), near: new Set([...model.get("inputs"), ...model.get("outputs")]),
     /** @type {Tops} */
-    tops: [], waits: readWaits(model), batches: column({ b: model.get("batches") }, "b", "i4"), ...readShades(model, bars, colours),
+    tops: [], headings: [], waits: readWaits(model), batches: column({ b: model.get("batches") }, "b", "i4"), ...readShades(model, bars, colours),
     // Per pixel column: how much of it is covered, by what, and as bars.elsewhere.
     coverage: new Float32Array(0), cover: new Int16Array(0), apart: new Uint8Array(0),
   };
@@ -64,15 +64,12 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     context.fillStyle = theme.background;
     context.fillRect(0, STRIP, axis.gutter - 2, canvas().height);
     context.textAlign = "left";
-    /** @type {string[]} */
-    const headings = [];
     s.lanes.forEach((lane, k) => {
       const [top, height] = s.tops[k];
-      if (lane.heading) {
-        headings.push(lane.heading);
+      if (s.headings[k]) {
         context.font = `600 11px ${theme.font}`;
         context.fillStyle = theme.text;
-        context.fillText(lane.heading, 4, top - HEADING / 2);
+        context.fillText(s.headings[k], 4, top - HEADING / 2);
       }
       if (!height) return;
       if (lane.folded && model.get("fold_idle")) {
@@ -96,7 +93,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
         context.textAlign = "left";
       }
     });
-    canvas().canvas.dataset.headings = headings.join("|");
+    canvas().canvas.dataset.headings = s.headings.filter(Boolean).join("|");
   }
 
   /** What the view dims is faint; beside selected ops, and the neighbours of the explained one, all others are. */

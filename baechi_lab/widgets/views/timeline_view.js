@@ -63,7 +63,7 @@ function render({ model, el }) {
   function arrange() {
     const arranged = arrangeLanes(s.lanes, Boolean(model.get("fold_idle")), model.get("lane_scale"), STRIP + AXIS);
     const y = arranged.bottom;
-    s.tops = arranged.tops;
+    [s.tops, s.headings] = [arranged.tops, arranged.headings];
     scale = arranged.scale;
     view.canvas.dataset.lanes = String(s.tops.filter(([, height]) => height > 0).length);
     foldButton.hidden = !s.lanes.some((lane) => lane.folded);
