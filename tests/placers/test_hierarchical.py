@@ -36,6 +36,7 @@ SMALL = {
 }
 GRAPH = generators.layered_dag(8, seed=3, duration_us=(10, 100), size_bytes=(100, 1000))
 CLUSTER = Cluster.uniform(2, memory_bytes=1 << 40, link=Link(5.0, 0.01))
+# TensorFlow compiles the networks anew for every number of groups, types and devices: tests share few of them.
 
 
 def learned(graph=GRAPH, cluster=CLUSTER, **changes):
@@ -107,7 +108,7 @@ def test_invalid_placements_get_the_penalty_and_later_teach_nothing():
 
 def test_groups_learned_given_random_and_by_scope():
     names = ["a/x/1", "a/x/2", "a/y/1", "b/x/1", "gradient_tape/a/x/3", "plain"]
-    graph = OpGraph.from_edges([1.0] * 6, [(0, 1, 4)], names=names)
+    graph = OpGraph.from_edges([1.0] * 6, [(0, 1, 4)], names=names, op_types=("A", "B", "B", "C", "B", "A"))
     units = make_units(graph, CLUSTER, 200, 6, 6)
     # Two levels: a/x (with its backward op), a/y, b/x, plain. One level: a, b, plain.
     assert scope_grouping(graph, units, 4).tolist() == [0, 0, 1, 2, 0, 3]
@@ -224,13 +225,14 @@ def test_explain_tells_the_learned_groups():
     assert (explanation.kind, explanation.scope) == (("C", "B", "B", "A"), ("b/x", "a/x", "a/y", "plain"))
     assert explanation.device[explanation.group].tolist() == placement.device.tolist() and not explanation.astray.any()
     assert explanation.to_pandas()["device"].tolist() == explanation.device.tolist()
-    assert "explanation" not in learned(graph, updates=1).info
+    assert "explanation" not in learned(graph, grouping=[0, 0, 1, 2, 0, 9], updates=1).info
     astray = learned_groups(graph, np.zeros(6, dtype=np.int64), np.array([1, 1, 0, 1, 1, 1]))
     assert (astray.device.tolist(), astray.astray.tolist(), astray.scope) == ([1], [1], ("",))
 
 
 def test_a_grouping_may_skip_numbers():
-    assert learned(grouping=[10**6] * 4 + [7] * 4, updates=1).info["groups"] == (1, 1, 1, 1, 0, 0, 0, 0)
+    grouping = [10**6, 7, 3, 10, 20, 30, 40, 50]
+    assert learned(grouping=grouping, updates=1).info["groups"] == (7, 1, 0, 2, 3, 4, 5, 6)
 
 
 @pytest.mark.parametrize("returned", ["fast", None, float("nan"), -1.0])
@@ -248,7 +250,7 @@ def test_one_op_no_op_and_one_device_are_placed():
     one = learned(OpGraph.from_edges([5.0]), Cluster.uniform(1), updates=2)
     assert (one.device.tolist(), one.info["best_us"]) == ([0], pytest.approx(5.0))  # 8 groups, one op: one group
     assert learned(OpGraph.from_edges([])).n == 0
-    for grouping in ("random", "scopes", "none"):  # one device, and more groups than ops
+    for grouping in ("scopes", "none"):  # one device, and more groups than ops
         assert learned(cluster=Cluster.uniform(1), updates=1, groups=1000, grouping=grouping).device.tolist() == [0] * 8
     with pytest.raises(InfeasiblePlacement, match=r"needs|more than|fit"):
         learned(OpGraph.from_edges([1.0], persistent_bytes=[500]), Cluster.uniform(2, memory_bytes=100))

@@ -18,8 +18,7 @@ from studies.planner.comparison import best_within, compare_groupings
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 CLUSTER = Cluster.uniform(2, memory_bytes=1 << 40, link=Link(1e5, 0.0))
-TRIANGLE = OpGraph.from_edges([1e6, 2e6, 4e6], [(0, 1, 8), (0, 2, 8)], op_types=("A", "B", "C"))
-PAIR = OpGraph.from_edges([4e6, 4e6], op_types=("A", "B"))
+PAIR = OpGraph.from_edges([3e6, 4e6], op_types=("A", "B"))
 TINY = {
     "groups": 2,
     "placer_hidden": 3,
@@ -79,12 +78,12 @@ def chances(trainer):
     return {key: float(np.exp(log_p)) for key, (log_p, _) in table.items()}, {k: v.numpy() for k, v in exact.items()}
 
 
-@pytest.mark.parametrize(("graph", "baseline", "samples"), [(TRIANGLE, "average", 1), (PAIR, "others", 2)])
-def test_the_expected_gradient_is_that_of_the_expected_reward(graph, baseline, samples):
+@pytest.mark.parametrize(("baseline", "samples"), [("average", 1), ("others", 2)])
+def test_the_expected_gradient_is_that_of_the_expected_reward(baseline, samples):
     # H, equation 2, by enumeration: J = sum p(g) p(d | g) R over all groupings and placements, differentiated as it stands.
     # Equations 4 and 6: the mean of the trainer's own gradient over all draws it could make, weighted by their odds.
-    trainer = trainer_of(graph, placement_samples=1, baseline=baseline, group_samples=samples)
-    odds, exact = chances(trainer_of(graph, placement_samples=1))
+    trainer = trainer_of(PAIR, placement_samples=1, baseline=baseline, group_samples=samples)
+    odds, exact = chances(trainer_of(PAIR, placement_samples=1))
     assert sum(odds.values()) == pytest.approx(1.0, abs=1e-5) and max(odds.values()) > 3 * min(odds.values())
     mean = {name: np.zeros_like(value) for name, value in exact.items()}
     for draws in itertools.combinations_with_replacement(odds, samples):  # the order of samples does not matter

@@ -213,7 +213,7 @@ class Trainer:
         return noise * np.float32(self.params.noise_amplitude / np.abs(noise).max())
 
     def sample_groups(
-        self, tensors: object, rng: np.random.Generator
+        self, tensors: Mapping[str, Tensor], rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], Tensor | None, Tensor | float]:
         """Samples `m` groupings int64[m, U] and their log probabilities; the Simple Planner draws all m * k at once."""
         p, count = self.params, self.units.total
@@ -221,7 +221,7 @@ class Trainer:
             return np.repeat(self.fixed[None], p.group_samples, axis=0), None, 0.0
         draws = p.group_samples * (p.placement_samples if self.simple else 1)
         group, log_p, entropy = functions()[0](
-            tensors,
+            _weights_of("grouper", tensors),
             self.types,
             self.units.features,
             self._noise(rng, (count, self.groups)) + self.prior,
@@ -230,7 +230,7 @@ class Trainer:
         return group.numpy().astype(np.int64), log_p, entropy
 
     def sample_devices(
-        self, tensors: object, rng: np.random.Generator, group: NDArray[np.int64]
+        self, tensors: Mapping[str, Tensor], rng: np.random.Generator, group: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], Tensor, Tensor]:
         """Samples `k` placements of each grouping: int32[m, k, groups], log probabilities [m, k]."""
         p = self.params
@@ -238,7 +238,8 @@ class Trainer:
         shape = (self.groups, len(group), p.placement_samples, self.devices)
         noise, gumbel = self._noise(rng, shape), rng.gumbel(size=shape).astype(np.float32)
         constants = np.float32(p.temperature), np.float32(p.tanh_constant)
-        group_device, log_p, entropy = functions()[1](tensors, read, noise, gumbel, *constants)
+        weights = _weights_of("placer", tensors)
+        group_device, log_p, entropy = functions()[1](weights, read, noise, gumbel, *constants)
         return group_device.numpy().transpose(1, 2, 0), log_p, entropy
 
     def _credit(self, seconds: NDArray[np.float64]) -> Credit:
@@ -263,6 +264,11 @@ class Trainer:
 
 FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
 """The authors' defaults; H names only the learning rate."""
+
+
+def _weights_of(network: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the weights of one network alone: TensorFlow compiles it once, whatever the other one has."""
+    return {name: value for name, value in tensors.items() if name.startswith(f"{network}/")}
 
 
 class Adam:
