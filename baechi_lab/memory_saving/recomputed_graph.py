@@ -88,6 +88,9 @@ def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
             name += "/again"
         used_names.add(name)
         names.append(name)
+    # Copies are in the group of their original. Originals with persistent bytes need a group: the bytes exist once.
+    lone = np.unique(at.origin[(graph.colocation[at.origin] < 0) & (graph.persistent_bytes[at.origin] > 0)])
+    group, group_names = add_single_groups(graph, lone, "copies of")
     return OpGraph(
         names=tuple(names),
         op_types=tuple(graph.op_types[i] for i in origin.tolist()),
@@ -104,16 +107,10 @@ def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
         info=lasting_info(graph.info, graph.index, lambda op: [graph.names[op]]),
         name=f"{graph.name}, recomputing",
         **optional,
-        **_colocation(graph, at.origin, origin),
+        colocation=group[origin],
+        colocation_names=group_names,
         **_tensors(graph, at),
     )
-
-
-def _colocation(graph: OpGraph, copied_ops: Ints, origin: Ints) -> dict[str, Any]:
-    """Puts copies into the group of their original. Originals with persistent bytes need a group: the bytes exist once."""
-    lone = np.unique(copied_ops[(graph.colocation[copied_ops] < 0) & (graph.persistent_bytes[copied_ops] > 0)])
-    group, group_names = add_single_groups(graph, lone, "copies of")
-    return {"colocation": group[origin], "colocation_names": group_names}
 
 
 def _tensors(graph: OpGraph, at: _CopyLayout) -> dict[str, Any]:

@@ -45,7 +45,15 @@ class Replicate(Pass):
                 raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be at least 0")
 
     def apply(self, graph: OpGraph) -> OpGraph:
-        is_source = self._sources(graph)
+        # Sources may be copied if they are of these types, quick, small, unbound, and hold nothing between steps.
+        has_type = np.array([t in self.types for t in graph.op_types], dtype=np.bool_)
+        is_quick = graph.duration_us <= self.max_duration_us
+        for column in graph.duration_by_kind.values():
+            is_quick &= column <= self.max_duration_us
+        is_unbound = (graph.persistent_bytes == 0) & (graph.colocation < 0) & (graph.allowed < 0)
+        is_source = (
+            has_type & is_quick & is_unbound & (graph.output_bytes <= self.max_bytes) & (np.diff(graph.inputs[0]) == 0)
+        )
         reader = graph.device_unit
         pairs = np.unique(
             np.stack([graph.edge_source, reader[graph.consumers]], axis=1)[is_source[graph.edge_source]], axis=0
@@ -53,17 +61,6 @@ class Replicate(Pass):
         if len(pairs) == 0:
             return graph
         return _copy_sources(graph, is_source, reader, pairs)
-
-    def _sources(self, graph: OpGraph) -> NDArray[np.bool_]:
-        """Returns bool[n]: the sources that may be copied."""
-        has_type = np.array([t in self.types for t in graph.op_types], dtype=np.bool_)
-        is_quick = graph.duration_us <= self.max_duration_us
-        for column in graph.duration_by_kind.values():
-            is_quick &= column <= self.max_duration_us
-        is_unbound = (graph.persistent_bytes == 0) & (graph.colocation < 0) & (graph.allowed < 0)
-        return (
-            has_type & is_quick & is_unbound & (graph.output_bytes <= self.max_bytes) & (np.diff(graph.inputs[0]) == 0)
-        )
 
 
 def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: Ints) -> OpGraph:

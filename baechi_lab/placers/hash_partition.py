@@ -50,17 +50,15 @@ class Hash(Placer):
     def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
         units = make_units(graph, cluster)
         _, first = np.unique(units.group, return_index=True)
-        draw = self.draws([graph.names[i] for i in first.tolist()])
+        # The name of a unit's first op gives a number in [0, 1).
+        names = [graph.names[i] for i in first.tolist()]
+        key = int(self.seed).to_bytes(16, "little")
+        digests = b"".join([hashlib.blake2b(name.encode(), digest_size=8, key=key).digest() for name in names])
+        draw = np.frombuffer(digests, dtype="<u8") / 2.0**64
         weight = units.pace if self.capacity == "speed" else cluster.memory_bytes.astype(np.float64)
         usage = empty_usage(units)
         spread_units(draw, weight, usage)
         return Placement(device=usage.unit_device[units.group])
-
-    def draws(self, names: list[str]) -> NDArray[np.float64]:
-        """Returns float64[k] in [0, 1): one number per name."""
-        key = int(self.seed).to_bytes(16, "little")
-        digests = b"".join([hashlib.blake2b(name.encode(), digest_size=8, key=key).digest() for name in names])
-        return np.frombuffer(digests, dtype="<u8") / 2.0**64
 
 
 @njit(cache=True, interpreted_if=has_few_entries)

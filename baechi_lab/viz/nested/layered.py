@@ -126,7 +126,8 @@ def _order_layers(graph: _LayersWithPoints) -> list[Ints]:
     for sweep in range(ORDERINGS):
         moved_end, fixed_end = (graph.right, graph.left) if sweep % 2 == 0 else (graph.left, graph.right)
         degree: NDArray[np.int64] = np.bincount(moved_end, minlength=len(rank))
-        centre_rank = _centre_ranks(graph.layer, rank)
+        # Ranks relative to the middle of their layer can be compared between layers of different size.
+        centre_rank = rank - (np.bincount(graph.layer)[graph.layer] - 1) / 2.0
         mean = np.bincount(moved_end, centre_rank[fixed_end], minlength=len(rank)) / np.maximum(degree, 1)
         rank = _ranks(graph.layer, np.where(degree > 0, mean, centre_rank))
         count = crossings(graph.layer, rank, graph.left, graph.right)
@@ -143,11 +144,6 @@ def _ranks(layer: Ints, value: Floats) -> Floats:
     rank = np.empty(len(layer))
     rank[order] = np.arange(len(layer)) - first
     return rank
-
-
-def _centre_ranks(layer: Ints, rank: Floats) -> Floats:
-    """Returns ranks relative to the middle of their layer, so that layers of different size can be compared."""
-    return rank - (np.bincount(layer)[layer] - 1) / 2.0
 
 
 def crossings(layer: Ints, rank: Floats, left: Ints, right: Ints) -> int:

@@ -40,7 +40,11 @@ class ControlFlowRules(OpInputs):
         if self._results is None:
             if not self.node.op.endswith("While"):
                 branches = [self._branch(name) for name in called_functions(self.node)]
-                self._share_condition()
+                # All micro-batches choose the branch of the undivided batch if its inputs alone tell which.
+                if self._is_known_of_batch(0):
+                    self.batch_values.shared_totals[self.inputs[0]] = 0
+                elif self.values[0] is not None:
+                    self.report_problem("chooses what to compute by a value of the batch", None)
                 self._results = [self._of_branches(values, k) for k, values in enumerate(zip(*branches, strict=True))]
             elif self._loops_over_samples():
                 self._results = self._loop_over_samples()
@@ -94,13 +98,6 @@ class ControlFlowRules(OpInputs):
         branch = list(called_functions(node))[list(called_functions(self.node)).index(name)]
         functions = {function.signature.name: function for function in undivided_values.graph_def.library.function}
         return body_graph(functions[branch], undivided_values.graph_def)[0]
-
-    def _share_condition(self) -> None:
-        """Lets all micro-batches choose the branch of the undivided batch, if its inputs alone tell which."""
-        if self._is_known_of_batch(0):
-            self.batch_values.shared_totals[self.inputs[0]] = 0
-        elif self.values[0] is not None:
-            self.report_problem("chooses what to compute by a value of the batch", None)
 
     def _is_known_of_batch(self, k: int) -> bool:
         """Whether all micro-batches can read input `k` of the undivided batch, which its inputs alone tell."""
