@@ -96,6 +96,12 @@ def test_every_public_name_is_in_the_reference():
     assert missing == ["__version__"]
 
 
+def test_bug_public_names_of_pytorch_were_missing_in_the_reference():
+    """`models` has a page of its own, and `lend_state` is the deprecated name of `offload_optimizer_state`."""
+    names = re.findall(r"^::: baechi_lab\.[\w.]*torch[\w.]*\.(\w+)$", reference(), re.MULTILINE)
+    assert set(bl.torch.__all__) - set(names) == {"lend_state", "models"}
+
+
 def test_every_notebook_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [p.stem for p in (ROOT / "notebooks").glob("*.ipynb") if f"notebooks/{p.stem}.md" not in navigation] == []

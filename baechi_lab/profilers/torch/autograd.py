@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def autograd_edges(
     model: nn.Module, sample_inputs: object, *, atomic: Collection[str | type] = ()
 ) -> set[tuple[str, str]]:
-    """Returns `(parent key, child key)` of every dependency in the autograd graph of one forward pass.
+    """Returns `(parent key, child key)` of every dependency in the autograd graph of one forward pass (Shetty 2022, 1.3.1).
 
-    Arguments and errors as in `bl.torch.trace`.
+    `bl.torch.trace` finds these dependencies and those that autograd does not record. Arguments and errors are the same.
 
     >>> sorted(autograd_edges(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), torch.ones(1, 2)))
     [('0', '1'), ('1', '2')]
