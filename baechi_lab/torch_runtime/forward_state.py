@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future as Job
 from concurrent.futures import wait
-from typing import Any
+from typing import TYPE_CHECKING
+from weakref import ReferenceType
 
 import torch
 from torch.autograd.graph import Node
@@ -17,6 +18,9 @@ from .deferred import Future
 from .gate import Gate
 from .rerun import HostCopier
 from .tree import Args, Kwargs
+
+if TYPE_CHECKING:
+    from .transport import Tag
 
 
 class Observer:
@@ -54,11 +58,14 @@ class ForwardState:
         self.latest = -1  # the call that is last in the plan, of those reached so far
         self.jobs: list[Job[None]] = []
         self.error: BaseException | None = None
-        self.inplace_pending = False
+        self.inplace_pending = False  # whether a call that writes in place was reached, which may still wait
         self.caller_streams: dict[torch.device, torch.cuda.Stream] = {}
-        self.output_device: torch.device | None = None
-        self.order: list[int] = []
-        self.tags: list[Any] = []
+        self.output_device: torch.device | None = None  # of what the model returns
+        self.order: list[
+            int
+        ] = []  # calls as they were submitted, by their number in the plan; -1 for one that it lacks
+        # A tag is an attribute of a tensor: its device and its copies on others (`transport.Tag`).
+        self.tags: list[ReferenceType[Tag]] = []
         self.adopted: list[torch.Tensor] = []  # tensors that no call made, with a tag
         # storage of a tensor that was sent -> events after which the copies no longer read it
         self.sends_under_way: dict[int, list[torch.cuda.Event]] = {}

@@ -37,7 +37,8 @@ class Tag:
     __slots__ = ("__weakref__", "copies", "device", "event", "forward_state", "op", "pending_reads", "version")
 
     def __init__(self, state: ForwardState, op: int, device: int, event: torch.cuda.Event | None, version: int):
-        self.forward_state, self.op, self.device, self.event, self.version = state, op, device, event, version
+        self.forward_state: ForwardState | None = state  # None once the forward pass has ended
+        self.op, self.device, self.event, self.version = op, device, event, version
         self.copies: dict[int, tuple[int, torch.Tensor, torch.cuda.Event | None]] = {}
         self.pending_reads: dict[int, int] = {}
 

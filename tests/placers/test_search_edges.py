@@ -87,7 +87,7 @@ def _random_case(seed):
 
 def _subproblem(instance, rng, by_rank, unit_count):
     graph = instance.graph
-    device = rng.integers(0, instance.cluster.n, graph.n).astype(np.int32)[instance.along(20)]
+    device = rng.integers(0, instance.cluster.n, graph.n).astype(np.int32)[instance.labels_near(20)]
     rank = instance.position + rng.normal(0.0, 50.0, graph.n) if by_rank else None
     objective, state = instance.objective(), make_state(device, rank)
     anneal(objective, state, instance.groups, NO_STEPS, rng)

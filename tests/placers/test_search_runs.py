@@ -30,7 +30,7 @@ def _evaluated(instance, device, rank, unit_count, rng):
 
 def _make_runs(instance, seed, unit_count):
     rng, devices = np.random.default_rng(seed), instance.cluster.n
-    device = rng.integers(0, devices, instance.graph.n).astype(np.int32)[instance.along(20)]
+    device = rng.integers(0, devices, instance.graph.n).astype(np.int32)[instance.labels_near(20)]
     subproblem = _evaluated(instance, device, instance.position.astype(np.float64), unit_count, rng)
     return subproblem.state, subproblem.units, with_runs(instance, subproblem)
 

@@ -21,7 +21,7 @@ def improve(
     steps: int,
     rng: np.random.Generator,
 ) -> Placement:
-    """Returns a placement that costs at most as much as the given devices and rank, after `steps` simulations.
+    """Returns a placement that costs no more than the one with these devices and this rank, after `steps` simulations.
 
     Args:
         objective: the cost of a placement.
@@ -32,7 +32,8 @@ def improve(
         rng: the source of random moves.
     """
     state = make_state(device, rank)
-    hot = max(step_us * EVALUATION.improving_heat, 1e-9)
-    anneal(objective, state, units, Schedule(hot, hot * EVALUATION.improving_cooling, steps), rng)
+    temperature_us = max(step_us * EVALUATION.improving_heat, 1e-9)  # the first; the last is a share of it
+    schedule = Schedule(temperature_us, temperature_us * EVALUATION.improving_cooling, steps)
+    anneal(objective, state, units, schedule, rng)
     order = state.best_position.astype(np.float64) if state.by_rank else None
     return Placement(device=state.best_device, order=order)

@@ -47,7 +47,7 @@ class PipelineCut(NamedTuple):
 def make_pipeline_cut(
     unit: Integers, count: int, stages: Iterable[ChainStage], order: tuple[int, ...], name: str, cost: float
 ) -> PipelineCut:
-    """Makes a cut from stages on the chain of devices `order`."""
+    """Makes a cut of `count` units from stages on consecutive devices of `order`; `cost` and `name` as in `PipelineCut`."""
     stage = np.zeros(count, dtype=np.int64)
     devices: list[tuple[int, ...]] = []
     for units, first_device, device_count in stages:
@@ -57,7 +57,7 @@ def make_pipeline_cut(
 
 
 def data_parallel_cuts(unit: Integers, count: int, order: tuple[int, ...], max_replicas: int) -> Iterator[PipelineCut]:
-    """Data parallelism: one stage on 2 to `max_replicas` devices. These cuts are measured whatever the dynamic program finds."""
+    """Yields the cuts of data parallelism, one stage on 2 to `max_replicas` devices, which no dynamic program needs to find."""
     for r in range(2, max_replicas + 1):
         yield make_pipeline_cut(
             unit, count, [ChainStage(slice(None), 0, r)], order, f"{r} replicas of everything", np.inf
@@ -90,17 +90,17 @@ def place_best_cut(
             if measurement_of_ops.feasible:
                 us = measurement.us
                 if objective.name == "step":
-                    cut, us = _climb(graph, cluster, objective, cut, us)
+                    cut, us = _improve_borders(graph, cluster, objective, cut, us)
                 return _with_measurement(cut.placement(), objective, us, count)
             overflows.append(measurement_of_ops)
         raise_if_impossible(graph, cluster)
         if not measured_cuts:
             break
         # The next attempt may use fewer bytes on the devices that the nearest cut overfills.
-        least = min(overflows, key=_overflow)
-        if least_overflowing is None or _overflow(least) < _overflow(least_overflowing):
-            least_overflowing = least
-        limits = limits.with_memory(np.maximum(limits.memory_bytes - least.overflow_bytes, 0).tolist())
+        nearest = min(overflows, key=_overflow)
+        if least_overflowing is None or _overflow(nearest) < _overflow(least_overflowing):
+            least_overflowing = nearest
+        limits = limits.with_memory(np.maximum(limits.memory_bytes - nearest.overflow_bytes, 0).tolist())
     start = next((cut.placement().replace(replicas=()) for _, cut in measured_cuts), None)
     repaired_placement = repair_plan(graph, cluster, start) if objective.name != "step" else None
     if repaired_placement is not None:
@@ -115,12 +115,12 @@ def _why_no_cut_fits(graph: OpGraph, cluster: Cluster, least_overflowing: Measur
     """Returns the reason for a refusal; `least_overflowing` is the cut that lacks the fewest bytes, None if there is no cut."""
     if least_overflowing is None and int(graph.persistent_bytes.sum()) <= int(cluster.memory_bytes.min()):
         return "no cut into stages was found whose ops are all on devices that they may use"
-    why = "no cut into stages that fits was found, which is no proof that none exists"
+    reason = "no cut into stages that fits was found, which is no proof that none exists"
     if least_overflowing is None or _overflow(least_overflowing) == 0:
-        return why
+        return reason
     fullest = int(least_overflowing.overflow_bytes.argmax())
     return (
-        f"{why} (the cut that lacks the fewest bytes needs {format_bytes(int(least_overflowing.peak_bytes[fullest]))} on "
+        f"{reason} (the cut that lacks the fewest bytes needs {format_bytes(int(least_overflowing.peak_bytes[fullest]))} on "
         f"{cluster.names[fullest]}, which has {format_bytes(int(cluster.memory_bytes[fullest]))})"
     )
 
@@ -152,7 +152,7 @@ def _measure_cuts(
     return list(measured_cuts.values()), count, refusal
 
 
-def _climb(
+def _improve_borders(
     graph: OpGraph, cluster: Cluster, objective: Objective, cut: PipelineCut, us: float
 ) -> tuple[PipelineCut, float]:
     """Moves the borders of the cut's stages while its step gets shorter; returns the cut and its step."""

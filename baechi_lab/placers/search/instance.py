@@ -19,7 +19,12 @@ from .structure import layer_labels
 
 
 class Instance:
-    """The problem as arrays, which all chains share and none changes."""
+    """The problem as arrays, which all chains share and none changes.
+
+    `group` int32[n]: the colocation group of every op. `allowed`: the devices that an op may use. `price` float64[tensors]: a
+    mean transfer of each tensor in microseconds, and `edge_cost` float64[edges] the share of each of its readers. `work`
+    float64[n]: the least duration of every op. `track`: whether memory may run out, so that simulations follow it.
+    """
 
     def __init__(
         self, graph: OpGraph, cluster: Cluster, samples: Samples | None = None, parameters: SearchParameters = SEARCH
@@ -57,7 +62,7 @@ class Instance:
         layers = self.structures[0]
         return layers if len(self.structures) > 1 and layers.max() < self.parameters.coarse_labels else None
 
-    def along(self, unit_count: int) -> NDArray[np.int64]:
+    def labels_near(self, unit_count: int) -> NDArray[np.int64]:
         """Returns labels of which about `unit_count` units are made: the structure nearest to that number."""
         return min(self.structures, key=lambda labels: abs(np.log((labels.max() + 1) / unit_count)))
 
@@ -66,7 +71,7 @@ class Instance:
         if isinstance(unit_count, np.ndarray):
             label, count = unit_count, self.parameters.coarse_labels
         else:
-            label, count = self.along(unit_count), unit_count
+            label, count = self.labels_near(unit_count), unit_count
         edges = self.graph.edge_source, self.graph.consumers, self.edge_cost
         return make_units(
             coarsen(label * self.cluster.n + device, device, edges, self.work, count, rng, self.parameters),

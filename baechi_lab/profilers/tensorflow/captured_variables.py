@@ -1,4 +1,7 @@
-"""Values that a traced function captures: variables become handle ops, other values constants."""
+"""Values that a traced function captures, which means that it reads them but takes no argument for them.
+
+Variables become handle ops, other values constants.
+"""
 
 from __future__ import annotations
 
