@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,10 +150,29 @@ def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
             mask[is_colocated] &= group[graph.colocation[is_colocated]]
     bad = np.flatnonzero(~mask.any(axis=1))
     if len(bad):
-        op = int(bad[0])
-        codes = (
-            graph.allowed_sets[graph.allowed[op]] if graph.allowed[op] >= 0 else ("that its colocation group allows",)
+        raise InfeasiblePlacement(
+            f"{_limits_of(graph, cluster, int(bad[0]))}; the cluster has {_joined(cluster.names)}"
         )
-        only, has = (", ".join(x if x.isprintable() else repr(x) for x in names) for names in (codes, cluster.names))
-        raise InfeasiblePlacement(f"op {graph.names[op]!r} may run only on {only}; the cluster has {has}")
     return mask
+
+
+def _limits_of(graph: OpGraph, cluster: Cluster, op: int) -> str:
+    """Says where an op may run that no device may run; where its own list allows a device, the lists of its colocation group."""
+    group = graph.colocation[op]
+    ops = np.flatnonzero(graph.colocation == group) if group >= 0 else [op]
+    _, firsts = np.unique(graph.allowed[ops], return_index=True)  # one op of each list of devices
+    limits = []
+    for member in sorted(int(ops[first]) for first in firsts if graph.allowed[ops[first]] >= 0):
+        codes = graph.allowed_sets[graph.allowed[member]]
+        only = f"op {graph.names[member]!r} may run only on {_joined(codes)}"
+        kinds = {kind_named(code) for code in codes}
+        if not any(device.name in codes or kind_named(device.kind) in kinds for device in cluster.devices):
+            return only
+        limits.append(only)
+    if cluster.is_host.any() and (graph.allowed[ops] < 0).any():
+        limits.append("ops without a list run on no host")
+    return f"colocation group {graph.colocation_names[group]!r} may run on no device: {', '.join(limits)}"
+
+
+def _joined(names: Sequence[str]) -> str:
+    return ", ".join(name if name.isprintable() else repr(name) for name in names)

@@ -155,6 +155,36 @@ def test_an_op_that_no_device_may_run():
 
 
 @pytest.mark.parametrize(
+    ("lists", "kind", "reason"),
+    [
+        (
+            (("gpu",), ("d:1",)),
+            "cpu",
+            "'a' may run on no device: op 'op0' may run only on gpu, op 'op1' may run only on d:1",
+        ),
+        (
+            (("d:1",), ()),
+            "host",
+            "'a' may run on no device: op 'op0' may run only on d:1, ops without a list run on no host",
+        ),
+        (((), ("tpu",)), "cpu", "op 'op1' may run only on tpu"),
+    ],
+)
+def test_bug_a_refusal_named_no_list_if_those_of_a_colocation_group_have_no_device_in_common(lists, kind, reason):
+    """It said that an op may run only on "that its colocation group allows", or on a kind that the cluster has."""
+    op_graph = graph(
+        colocation=[0, 0, 0],
+        colocation_names=("a",),
+        allowed=[*(k if names else -1 for k, names in enumerate(lists)), -1],
+        allowed_sets=tuple(names or ("unused",) for names in lists),
+    )
+    cluster = bl.Cluster((bl.Device("d:0", "gpu", 99), bl.Device("d:1", kind, 99)), bl.Link(1.0, 0.0), "parallel")
+    with pytest.raises(bl.InfeasiblePlacement) as refusal:
+        bl.place(op_graph, cluster, "auto")
+    assert str(refusal.value).removeprefix("colocation group ") == f"{reason}; the cluster has d:0, d:1"
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"device": [0, -1]}, r"device\[1\] is -1"),

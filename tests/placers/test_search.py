@@ -16,9 +16,10 @@ from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.orders import Candidate
 from baechi_lab.placers.evaluation.work import make_work
 from baechi_lab.placers.search.coarsen import coarsen
+from baechi_lab.placers.search.instance import Instance
 from baechi_lab.placers.search.parameters import SEARCH
 from baechi_lab.placers.search.placer import error_samples
-from baechi_lab.placers.search.starts import choose, contracted_graph
+from baechi_lab.placers.search.starts import Starts, choose, contracted_graph
 from baechi_lab.simulator import makespan_and_peak
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -129,6 +130,15 @@ def test_a_time_limit_of_0_returns_the_start():
     assert place(graph, cluster, "search", time_limit=0, start=start).device.tolist() == [0, 1, 1, 0, 0]
     ruled = place(graph, cluster, "search", time_limit=0, start="m-etf")
     assert ruled.device.tolist() == place(graph, cluster, "m-etf").device.tolist()
+
+
+def test_bug_a_search_whose_time_ended_during_its_first_rule_was_slower_than_one_device_alone():
+    """A chain whose ops also read the op before: the first rule cuts them, and no later rule was asked."""
+    edges = [(i, j, 1) for i in range(20) for j in range(i + 1, min(i + 3, 20))]
+    graph, cluster = OpGraph.from_edges([1] * 20, edges), Cluster.uniform(2, link=Link(100.0, 0.0))
+    starts = Starts(Instance(graph, cluster), ("fifo",), seed=0)
+    # 20 ops of 1 us on one device; every cut waits for a message of 100 us.
+    assert starts.from_rules(enough=lambda: True)[0].makespan_us == 20
 
 
 def test_a_start_beyond_memory_is_repaired_or_refused_by_name():

@@ -65,8 +65,8 @@ class Starts:
     def from_rules(self, enough: Callable[[], bool], in_a_hurry: bool = False) -> list[Candidate]:
         """Returns feasible candidates of the rules, best first.
 
-        It stops once there is one and `enough()`, which is called after every rule, is true. With `in_a_hurry` the rules place
-        only the given graph, the cheapest rules first.
+        It stops once there is one and `enough()`, which is called after every rule, is true. One device alone is always tried.
+        With `in_a_hurry` the rules place only the given graph, the cheapest rules first.
         """
         if self.instance.track:
             raise_if_impossible(self.graph, self.cluster)
@@ -74,9 +74,9 @@ class Starts:
         best = np.inf
         devices_seen: set[bytes] = set()
         # Fast placers on the optimized and the given graph; METIS and cuts also on fewer devices.
-        forms = forms_of(self.graph, self.cluster, optimized=not in_a_hurry).items()
+        forms = forms_of(self.graph, self.cluster, optimized=not in_a_hurry)
         generators = (self._placed_rules, self._cut_up) if in_a_hurry else (self._cut_up, self._placed_rules)
-        rules = (rule for form, graph in forms for generator in generators for rule in generator(form, graph))
+        rules = (rule for form, graph in forms.items() for generator in generators for rule in generator(form, graph))
         for name, device, planned_rank in rules:
             key = device.tobytes()
             if planned_rank is None and key in devices_seen:
@@ -86,6 +86,9 @@ class Starts:
             best = min([best, *(c.makespan_us for c in candidates[-4:])])
             if enough() and candidates:
                 break
+        for name, device, _ in self._placed_rules([*forms][-1], self.graph, ["single"]):
+            if device.tobytes() not in devices_seen:
+                candidates += self.measure_orders(name, device)
         candidates.sort(key=lambda c: c.key)
         return candidates or [self.repaired_start(None)]
 
@@ -94,8 +97,8 @@ class Starts:
             device = device if graph is self.graph or graph.group_of is None else device[graph.group_of]
             yield f"{name} on the {parts_of(form)}", device, None
 
-    def _placed_rules(self, form: str, graph: OpGraph) -> Iterator[Rule]:
-        for name in fast_placers(graph):
+    def _placed_rules(self, form: str, graph: OpGraph, placers: Sequence[str] | None = None) -> Iterator[Rule]:
+        for name in fast_placers(graph) if placers is None else placers:
             try:
                 placement = propose(name, graph, self.graph, self.cluster)
             except BaechiLabError:  # this rule finds no placement that fits; others may
