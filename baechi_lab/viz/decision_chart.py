@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
+from ..graph.arguments import check_records
 from ..graph.units import format_us
 from .colors import INK, LIMIT, device_colors, text_color, text_on
 from .layout import scale, styled
@@ -32,6 +33,7 @@ def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str
     >>> len(decisions(graph, cluster, place(graph, cluster, "m-etf", explain=True)).layout.sliders[0].steps)
     2
     """
+    check_records(graph=graph, cluster=cluster, placement=placement)
     log = placement.info.get("decisions")
     if not log:
         raise InvalidInput("the placement has no decision log; place with explain=True (m-etf, m-sct, etf, sct)")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
+from ..graph.arguments import check_records
 from ..graph.units import format_bytes, format_us
 from .colors import FONT, device_colors
 from .layout import LEGEND, styled
@@ -51,6 +52,8 @@ def graph(
         raise InvalidInput(f"graph draws an OpGraph, not {type(opgraph).__name__}")
     if max_nodes < 1:
         raise InvalidInput(f"max_nodes is {max_nodes}; it must be at least 1")
+    if placement is not None:
+        check_records(placement=placement)
     device = None if placement is None else placement.on(opgraph).device
     scene = scene_of(opgraph, max_nodes)
     count = 0 if device is None else max(int(device.max(initial=-1)) + 1, len(device_names or ()))

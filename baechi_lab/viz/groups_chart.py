@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
+from ..graph.arguments import check_records
 from ..graph.units import plural
 from .colors import series_colors
 from .graph_chart import NO_DEVICE, boxes, scene_of
@@ -43,6 +44,7 @@ def groups(
     """
     if not isinstance(opgraph, OpGraph):
         raise InvalidInput(f"groups draws an OpGraph, not {type(opgraph).__name__}")
+    check_records(placement=placement)
     for name, value in (("most", most), ("max_nodes", max_nodes)):
         if value < 1:
             raise InvalidInput(f"{name} is {value}; it must be at least 1")

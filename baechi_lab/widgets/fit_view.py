@@ -64,9 +64,16 @@ class FitView(PicturedBox):
         return f"<FitView: {self.answer.answer}>"
 
     def _ipython_display_(self, **arguments: object) -> None:
+        self._begin_with_the_best()
+        super()._ipython_display_(**arguments)
+
+    def _display_(self) -> object:
+        self._begin_with_the_best()
+        return super()._display_()
+
+    def _begin_with_the_best(self) -> None:
         if self.shown is None and self.answer.best is not None:
             self.show(self.answer.options.index(self.answer.best))
-        super()._ipython_display_(**arguments)
 
 
 def _in_words(option: FitOption) -> str:

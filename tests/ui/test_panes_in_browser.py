@@ -500,6 +500,26 @@ def _window_has(locator, time_us):
     assert first <= time_us <= last
 
 
+LINES_AND_TEXTS = """(canvas) => {
+  const context = canvas.getContext('2d');
+  const marks = canvas.drawnMarks = [];
+  context.stroke = () => { marks.push(null); CanvasRenderingContext2D.prototype.stroke.call(context); };
+  context.fillText = (text, x, y) => { marks.push(text); CanvasRenderingContext2D.prototype.fillText.call(context, text, x, y); };
+}"""
+
+
+def _lines_and_texts(page, canvas):
+    """What a canvas draws next, in order: a text as itself, a line as None."""
+    page.mouse.move(0, 0)
+    canvas.evaluate(LINES_AND_TEXTS)
+    canvas.hover()
+    page.wait_for_function("(canvas) => canvas.drawnMarks.length", arg=canvas.element_handle())
+    jb.await_drawing(page)
+    remove = "(canvas) => { for (const name of ['stroke', 'fillText']) delete canvas.getContext('2d')[name]; }"
+    canvas.evaluate(remove)
+    return canvas.evaluate("(canvas) => canvas.drawnMarks")
+
+
 def _ends(text, end):
     assert text.endswith(end), (text, end)
 
@@ -515,10 +535,13 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     assert f"limit {format_bytes(10**9)}, above this scale" in drawn
     ticks = [text for text in drawn if re.fullmatch(r"[\d.]+ (B|kB|MB)", text)]
     assert ticks, drawn
-    # A line of the scale crosses no label of a limit: it is drawn before.
-    order = memory.evaluate("(canvas) => canvas.drawnTexts.map(([text]) => text)")
-    first_limit = next(k for k, text in enumerate(order) if text.endswith(", above this scale"))
-    assert set(ticks) <= set(order[:first_limit])
+    # No line crosses the label of a limit or of a tick: all lines of a row are drawn before its texts.
+    order = _lines_and_texts(page, memory)
+    limits = [k for k, mark in enumerate(order) if mark and mark.endswith(", above this scale")]
+    assert len(limits) == np.count_nonzero(line.peak_bytes)
+    for first in limits:
+        last = next(k for k in range(first, len(order)) if order[k] and order[k].startswith("peak "))
+        assert None not in order[first:last] and {*ticks} <= {*order[first:last]}
     hatch = "(swatches) => swatches.map((e) => getComputedStyle(e).backgroundImage.includes('gradient'))"
     hatched = page.locator(f".bl-view:has({MEMORY}) .bl-toolbar .bl-swatch").evaluate_all(hatch)
     assert hatched == [False, True, True, True]

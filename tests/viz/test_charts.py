@@ -477,6 +477,12 @@ def test_comparison_with_measured_steps():
         (lambda: viz.memory(3), "not int"),
         (lambda: viz.graph(3), "not int"),
         (lambda: viz.graph(bl.OpGraph.from_edges([1.0]), max_nodes=0), "max_nodes is 0"),
+        (lambda: viz.graph(bl.OpGraph.from_edges([1.0]), 3), "placement is of type int; it must be a Placement"),
+        (lambda: viz.groups(bl.OpGraph.from_edges([1.0]), 3), "placement is of type int; it must be a Placement"),
+        (
+            lambda: viz.decisions(bl.OpGraph.from_edges([1.0]), bl.Cluster.uniform(1), 3),
+            "placement is of type int; it must be a Placement",
+        ),
         (lambda: viz.graph(bl.OpGraph.from_edges([1.0]), bl.Placement(device=[0, 0])), "another graph"),
         (lambda: viz.comparison(pd.DataFrame({"placer": []})), "lacks column 'makespan_us'"),
     ],

@@ -1,6 +1,8 @@
 """The options of a fit, as points with timelines and beside the memory view."""
 
 import dataclasses
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,6 +53,19 @@ def test_as_the_output_of_a_cell_it_begins_with_the_best_option_which_a_saved_no
     assert view.shown is answer.best
     [picture] = [output["image/svg+xml"] for output in outputs if "image/svg+xml" in output]
     assert answer.best.kind in picture and all(name in picture for name in answer.best.timeline.device_names)
+
+
+def test_marimo_shows_the_points_and_the_timeline_of_the_best(monkeypatch):
+    """It showed a timeline without a placement, and no points to choose one."""
+    monkeypatch.setitem(sys.modules, "marimo", SimpleNamespace(vstack=list, md=str))
+    view = FitView(bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001))))
+    _, *parts = view._display_()
+    assert parts == [view.points, view.timeline] and view.timeline.timelines == (view.answer.best.timeline,)
+    other = next(
+        k for k, option in enumerate(view.answer.options) if option.timeline and option is not view.answer.best
+    )
+    view.points.clicked = other
+    assert view.timeline.timelines == (view.answer.options[other].timeline,)
 
 
 def test_a_limit_far_above_the_peaks_is_told_instead_of_drawn():

@@ -118,7 +118,7 @@ class PicturedBox(Pictured, ipywidgets.VBox):
     def _display_(self) -> object:
         """Returns what marimo displays, which shows no containers of ipywidgets: the views alone, with a sentence."""
         marimo: Any = sys.modules["marimo"]
-        views = [widget for widget in vars(self).values() if isinstance(widget, CanvasView)]
+        views = [widget for widget in vars(self).values() if isinstance(widget, View)]
         sentence = "marimo shows the views of this widget without its controls, which need JupyterLab."
         return marimo.vstack([marimo.md(sentence), *views])
 

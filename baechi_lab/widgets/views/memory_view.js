@@ -137,9 +137,10 @@ function render({ model, el }) {
     context.strokeStyle = theme.grid;
     context.lineWidth = 1;
     context.strokeRect(axis.gutter + 0.5, top + 0.5, width - axis.gutter - 9, tall);
-    drawScale(context, largest, yOf, width, theme); // below the labels: its lines must not cross them
+    drawTickLines(context, largest, yOf, width, theme); // before the texts, which no line may cross
     drawLimit(context, peak, limit, largest, yOf, width, theme);
     drawMeasured(context, peak, yOf, width, theme);
+    drawTickLabels(context, largest, yOf, theme);
     drawPeak(context, peak, limit, largest, yOf, top, width, theme);
     context.textAlign = "left";
     context.fillStyle = colours[d];
@@ -157,19 +158,24 @@ function render({ model, el }) {
     }
   }
 
-  /** A line and a label per tick of the bytes. */
-  function drawScale(context, largest, yOf, width, theme) {
+  const tickY = (value, yOf) => Math.round(yOf(value)) + 0.5;
+
+  function drawTickLines(context, largest, yOf, width, theme) {
+    context.strokeStyle = theme.grid;
+    context.lineWidth = 1;
+    for (const value of byteTicks(largest)) {
+      context.beginPath();
+      context.moveTo(axis.gutter, tickY(value, yOf));
+      context.lineTo(width - 8, tickY(value, yOf));
+      context.stroke();
+    }
+  }
+
+  function drawTickLabels(context, largest, yOf, theme) {
     context.font = `9px ${theme.font}`;
     context.textAlign = "left";
     for (const value of byteTicks(largest)) {
-      const y = Math.round(yOf(value)) + 0.5;
-      context.strokeStyle = theme.grid;
-      context.lineWidth = 1;
-      context.beginPath();
-      context.moveTo(axis.gutter, y);
-      context.lineTo(width - 8, y);
-      context.stroke();
-      drawHaloed(context, peakText(value).replace(/\.00(?= )/, ""), axis.gutter + 3, y, theme.text, theme);
+      drawHaloed(context, peakText(value).replace(/\.00(?= )/, ""), axis.gutter + 3, tickY(value, yOf), theme.text, theme);
     }
   }
 
