@@ -105,7 +105,7 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
         if os.path.isfile(arguments.model):
             refuse_model_config(arguments.model, read_bytes(arguments.model))
         raise InvalidInput(
-            f"{name:.80} is a trace, measured as it ran; --execution-trace is its only option "
+            f"{name:.80} is read as a trace, measured as it ran; --execution-trace is its only option "
             f"(hf:{name:.80} would be a model's configuration)"
         )
     trace = load_trace(arguments.model, execution_trace=arguments.execution_trace)

@@ -200,9 +200,9 @@ def test_command_line_from_file_to_plan(model, tmp_path, capsys):
     for line, errors in (
         (["profile", path, "--execution-trace", "x"], "goes with a Kineto trace"),
         (["profile", path, "--mode", "measured"], "is a program, and is estimated"),
-        (["profile", str(tmp_path / "p.0.et"), "--mode", "estimated"], "is a trace, measured as it ran"),
+        (["profile", str(tmp_path / "p.0.et"), "--mode", "estimated"], "is read as a trace, measured as it ran"),
         (["export", path, "--format", "device_map"], "divides a PyTorch model"),
-        (["profile", str(tmp_path / "p.0.et"), "--inference"], "is a trace, measured as it ran"),
+        (["profile", str(tmp_path / "p.0.et"), "--inference"], "is read as a trace, measured as it ran"),
         (["profile", "mlp", "--inference"], "is for programs and traces"),
         (["export", path], "holds no step that could run"),
         (["profile", str(tmp_path / "none.pt2")], "cannot be read"),

@@ -626,6 +626,23 @@ def test_bug_biases_that_an_exporter_stored_once_were_no_parameters(producer):
     assert graph.duration_us[graph.names.index("y")] < 1  # the bias is added in the kernel of the product
 
 
+@pytest.mark.parametrize(("number", "biases"), [(0.0, 2), (None, 1)])
+def test_bug_layers_with_equal_vectors_were_one_group(number, biases):
+    """PyTorch's exporter stores the zero biases of new layers once; a vector of different numbers is one parameter."""
+    rows = ("MatMul x w -> h", "Add h b -> g", "MatMul g v -> f", "Add f b -> y")
+    values = np.arange(64) if number is None else np.full(64, number)
+    bias = onnx.numpy_helper.from_array(values.astype(np.float32), "b")
+    program = model(
+        nodes_of(*rows), [value("x", 8, 64)], [value("y", 8, 64)], [weights("w", 64, 64), weights("v", 64, 64), bias]
+    )
+    program.producer_name = "pytorch"
+    graph = bl.profile_program(program, hardware="h100", training=False)
+    assert graph.persistent_bytes.sum() == 4 * (2 * 64 * 64 + biases * 64)
+    groups = [graph.colocation[graph.names.index(name)] for name in "gy"]
+    assert (groups[0] == groups[1] >= 0) == (biases == 1)
+    assert program.graph.node[3].input[1] == "b"  # the caller's model is as it was
+
+
 def test_bug_views_were_copies_in_memory():
     """A reshaped tensor lies where it was: 8 x 64 numbers beside the weights and two sizes. Nothing reads the result."""
     shape = helper.make_tensor("s", TensorProto.INT64, [2], [16, 32])

@@ -1,9 +1,9 @@
 """Reads ONNX models as `Program`: shapes by ONNX's own inference (`onnx_shapes`), FLOPs by operator (`onnx_flops`).
 
-Weights are known by their shapes; their values are not read. Float products count in full float32 (`profilers/precision.py`).
-Float initializers with more than one element are trained parameters, except the statistics of normalizations. Constants are
-not parameters. Arithmetic on shapes is the host's. Control flow has the work of its body, times the iterations
-(`onnx_bodies`); of two branches, of the longer one.
+Weights are known by their shapes; their values are not read, except whether those of a vector are equal. Float products count in
+full float32 (`profilers/precision.py`). Float initializers with more than one element are trained parameters, except the
+statistics of normalizations. Constants are not parameters. Arithmetic on shapes is the host's. Control flow has the work of its
+body, times the iterations (`onnx_bodies`); of two branches, of the longer one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ...errors import FormatError
 from ...graph.formats.onnx_file import check_versions, load_model, onnx_package, op_names, opset_version
@@ -43,7 +45,7 @@ from .onnx_shapes import FLOATS, Shape, infer_shapes, shapes_and_types, type_nam
 from .records import UNKNOWN_ITERATIONS, UNKNOWN_SHAPES, Program, ProgramOp
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 onnx = onnx_package()
 
@@ -118,7 +120,13 @@ def _read_model(
     all_nodes = [n for n in graph.node if n.op_type != "Constant"]
     for node, name_of_op in zip(all_nodes, op_names(all_nodes), strict=True):  # a plan finds nodes by these names
         node.name = name_of_op
-    nodes = _without_copies(all_nodes, constants, model.producer_name == "pytorch")
+    of_pytorch = model.producer_name == "pytorch"
+    nodes = _without_copies(all_nodes, constants, of_pytorch)
+    if of_pytorch:
+        own_name_of = _divide_vectors(model.graph, nodes)
+        constants |= own_name_of.keys()
+        for copy, stored in own_name_of.items():
+            shapes[copy], types[copy] = shapes[stored], types[stored]
     nodes, joined_values = join_nodes(nodes, [o.name for o in graph.output], shapes, types)
     parameters = _parameters(nodes, constants, shapes, types)
     read_once = {v for v, count in Counter(v for node in nodes for v in node.input).items() if count == 1}
@@ -386,6 +394,34 @@ def _without_copies(nodes: Sequence[NodeProto], constants: set[str], are_paramet
                 renamed.input[:] = [source_of.get(v, v) for v in node.input]
                 remaining_nodes[k] = renamed
     return remaining_nodes
+
+
+def _divide_vectors(graph: GraphProto, nodes: Sequence[NodeProto]) -> dict[str, str]:
+    """Renames vectors that several operators read, in all but the first; returns new name -> stored name.
+
+    PyTorch's exporter stores vectors of equal numbers once, as the biases and norms of a model that was not trained are. So a
+    vector of different numbers, which is known to be one parameter of several layers, keeps its name.
+    """
+    vectors = {t.name for t in graph.initializer if len(t.dims) == 1 and t.dims[0] > 1 and _may_be_constant(t)}
+    stored_name_of: dict[str, str] = {}
+    used: set[str] = set()
+    for node in nodes:
+        for k, value in enumerate(node.input):
+            if value in vectors and value in used:
+                name = f"{value} of {node.name} {k}"
+                stored_name_of[name] = value
+                node.input[k] = name
+            used.add(value)
+    return stored_name_of
+
+
+def _may_be_constant(tensor: TensorProto) -> bool:
+    """Whether all numbers of a float tensor are equal, or not stored in the file."""
+    if type_name(tensor.data_type) not in FLOATS:
+        return False
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or not (tensor.raw_data or tensor.float_data):
+        return True
+    return bool(np.ptp(onnx.numpy_helper.to_array(tensor).astype(np.float64)) == 0)
 
 
 def _views_of_attention(nodes: Sequence[NodeProto]) -> set[str]:
