@@ -7,21 +7,25 @@ filled wave takes as long as a full one:
     compute_us = ceil(blocks / multiprocessors) * (2 * tile_rows * tile_columns * ceil(inner / splits) * flop_us + tile_us)
     flop_us = multiprocessors * (1 / (product_share * peak) + long_row_ps * max(0, log2(inner / 4096)))
 
-A single product may split its summed dimension among blocks, which then add their parts; the number of splits is the best one.
-Batched products, which have enough blocks, do not split. Convolutions, whose gradients of filters sum over all positions of all
-images, split into more parts, and the groups of one split as well. The overhead of a tile, `tile_us`, is that of float32; matrix
-units, which are faster, wait for operands as much less. A product of a matrix and a vector has no tiles: its FLOPs run at the
-peak of float32, so that its bytes decide. Boards with a low power limit cannot hold their peak rate:
-`power_us = FLOPs * product_pj / power`, where the FLOPs are those of whole tiles. On matrix units, a FLOP takes `matrix_unit_pj`
-in 16 bits, and more in other precisions by as much as it takes longer. A product takes the longest of `compute_us`,
+A single product may split its summed dimension among blocks, which then add their parts; the number of splits is the best
+one. Batched products, which have enough blocks, do not split. Convolutions, whose gradients of filters sum over all positions
+of all images, split into more parts, and the groups of one split as well. In float32 before Hopper, only those gradients and
+windows of one position split: the 6,040 convolutions of `data/neusight` are further off where others do, on each of five
+devices. The overhead of a tile, `tile_us`, is that of float32; matrix units, which are faster, wait for operands as much
+less. A product of a matrix and a vector has no tiles: its FLOPs run at the peak of float32, so that its bytes decide. Boards
+with a low power limit cannot hold their peak rate: `power_us = FLOPs * product_pj / power`, where the FLOPs are those of
+whole tiles. On matrix units, a FLOP takes `matrix_unit_pj` in 16 bits, and more in other precisions by as much as it takes
+longer. A product takes the longest of `compute_us`,
 `power_us` and the time of its operands and output in memory.
 
 Convolutions are products of all output positions by channels, in tiles as narrow as there are filters. Filters of 3 x 3 with
-stride 1 have a second algorithm in float32: Winograd's F(2 x 2, 3 x 3) computes each 4 x 4 part of the input by 16 products, with
-2.25 times fewer FLOPs. The faster one counts. The gradients of filters have it from `MANY_FILTERS` on. Matrix units compute
-products of all positions only: VGG-16 on RTX 3090, 4090 and 5090 (`data/training`). Gradients of filters of one position, and of
-images with few channels, reach `POINT_FILTERS_SHARE`. On matrix units, few channels are filled up to `ALIGNED` bytes, and
-their kernels reach `FEW_CHANNELS_SHARES`. Gradients of inputs with positions that no filter reads reach `GAPS_SHARE` in float32.
+stride 1 have two more algorithms in float32. A kernel of Winograd's F(2 x 2, 3 x 3) computes each 4 x 4 part of the input by 16
+products, with 2.25 times fewer FLOPs, in blocks of 8 x 16 outputs of one image. F(4 x 4, 3 x 3) has 4 times fewer, but kernels of
+their own transform input, filters and output, which lie in memory in between. The fastest one counts. The gradients of filters
+have only F(4 x 4, 3 x 3), from `MANY_FILTERS` on. Matrix units compute products of all positions only: VGG-16 on RTX 3090, 4090
+and 5090 (`data/training`). Gradients of filters of one position, and of images with few channels, reach `POINT_FILTERS_SHARE`.
+On matrix units, few channels are filled up to `ALIGNED` bytes, and their kernels reach `FEW_CHANNELS_SHARES`. Gradients of
+inputs with positions that no filter reads reach `GAPS_SHARE` in float32.
 A convolution of float32 that is run alone also needs `convolution_us`, in which the host chooses its algorithm. On matrix units,
 `layout_bytes` change their order in memory: at the bandwidth of other kernels or at `LAYOUT_CYCLE_BYTES` in a cycle, whichever
 takes longer, and at least in `LAYOUT_US`.
@@ -101,6 +105,11 @@ WINOGRAD_TILE = 32
 """Rows and columns of a block's tile in Winograd's algorithm."""
 FILTER_PASSES = 8.0
 """Times that Winograd's algorithm moves the bytes of its filters: it reads 9 numbers, writes 16 and reads them, in parts."""
+PART_NUMBERS, OUTPUT_NUMBERS, FILTER_NUMBERS = 36, 16, 9
+"""Of Winograd's F(4 x 4, 3 x 3): the products that compute a part of the output, each of which needs a number of the part, of its
+input and of the filter that is written and read; the numbers of a part, and of a filter, where no kernel has transformed them."""
+WINOGRAD_KERNELS = 4
+"""Kernels of F(4 x 4, 3 x 3): transforms of input, filters and output, and the products."""
 VECTOR_UNITS = 128
 """Units for float32 of the multiprocessors on which `vector_flops` were measured, those of an H200."""
 MEASURED_HZ = 67e12 / (2 * 132 * 128)
@@ -285,6 +294,8 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     sums_long_parts = in_float32 if is_recent else on_early_matrix_units
     splits = np.where(is_single, np.where(in_float32, SPLITS[-1], MATRIX_UNIT_SPLITS), 1)
     splits = np.where(work.convolution[owner], CONVOLUTION_SPLITS[-1], splits)
+    sums_whole = in_float32 & (work.products.window > 1) & ~work.products.makes_filters & (not is_recent)
+    splits = np.where(sums_whole, 1, splits)
     tile_rows = np.full(len(owner), float(constants.tile_rows))
     tile_rows = np.where(~work.convolution[owner] & on_early_matrix_units, EARLY_MATRIX_TILE_ROWS, tile_rows)
     narrows = is_single & in_float32 & (not is_recent)
@@ -320,28 +331,12 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     if is_recent:
         groups_us = 1e6 * flops / (GROUPS_FP32_SHARE * hardware.peak_flops)
         product_us = np.where(runs_by_group & in_float32, np.maximum(product_us, groups_us), product_us)
-    winograd_products = work.winograd.owner
-    if len(winograd_products) and not is_recent:
-        kernels = owner[winograd_products]
-        no_splits = np.ones(len(kernels))
-        us = _products_us(
-            work.winograd,
-            rates[kernels],
-            peaks[kernels],
-            in_float32[winograd_products],
-            np.zeros(len(kernels), dtype=np.bool_),
-            no_splits,
-            hardware,
-            constants,
-            np.full(len(kernels), WINOGRAD_TILE),
-            np.full(len(kernels), WINOGRAD_TILE),
-            np.full(len(kernels), SHORTEST_SPLIT),
-        )
-        channels = np.where(work.products.makes_filters[winograd_products], work.winograd.rows, work.winograd.inner)
-        filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * channels
-        us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
-        us[~in_float32[winograd_products]] = np.inf
-        product_us[winograd_products] = np.minimum(product_us[winograd_products], us)
+    if not is_recent:
+        for winograd, is_apart in ((work.winograd, False), (work.winograd_apart, True)):
+            replaced = winograd.owner[in_float32[winograd.owner]]
+            winograd_us = _winograd_us(winograd, rates[owner], peaks[owner], is_apart, hardware, constants)
+            winograd_us = winograd_us[in_float32[winograd.owner]]
+            product_us[replaced] = np.minimum(product_us[replaced], winograd_us)
     is_vector = _multiplies_vectors(work)
     vector_product_us = 1e6 * flops / (hardware.peak_flops * hardware.arithmetic_share)
     product_us = np.where(is_vector, vector_product_us, product_us)
@@ -349,6 +344,44 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     has_shape = np.zeros(len(work.op), dtype=np.bool_)
     has_shape[owner] = True
     return np.where(has_shape, us_of_products, np.where(work.vector_flops > 0, 0.0, us_without_shape)) + vector_us
+
+
+def _winograd_us(
+    products: Products, rates: Floats, peaks: Floats, is_apart: bool, hardware: Hardware, constants: Generation
+) -> Floats:
+    """Returns the time of convolutions by Winograd's algorithm, in float32.
+
+    Args:
+        products: its products; their owners are the products that they may replace.
+        rates, peaks: FLOP/s that those reach, and that their units have.
+        is_apart: whether kernels of their own transform input, filters and output.
+        hardware: the device.
+        constants: of its generation.
+    """
+    n = len(products.owner)
+    sides = (constants.tile_rows, constants.tile_columns) if is_apart else (WINOGRAD_TILE, WINOGRAD_TILE)
+    us = _products_us(
+        products,
+        rates[products.owner],
+        peaks[products.owner],
+        np.ones(n, dtype=np.bool_),
+        np.zeros(n, dtype=np.bool_),
+        np.ones(n),
+        hardware,
+        constants,
+        np.full(n, sides[0]),
+        np.full(n, sides[1]),
+        np.full(n, SHORTEST_SPLIT),
+    )
+    numbers = products.rows * products.inner, products.inner * products.columns, products.rows * products.columns
+    filters = np.where(products.makes_filters, numbers[2], numbers[1])
+    if not is_apart:
+        return us + 1e6 * FILTER_PASSES * FILTER_NUMBERS * NUMBER_BYTES * filters / hardware.bandwidth
+    images = sum(numbers) - filters
+    groups = products.count / PART_NUMBERS
+    moved = 2 * PART_NUMBERS * (images + filters) + OUTPUT_NUMBERS * images + FILTER_NUMBERS * filters
+    moved_us = 1e6 * NUMBER_BYTES * groups * moved / _bandwidth(hardware, constants)
+    return us + moved_us + WINOGRAD_KERNELS * hardware.launch_us
 
 
 def _has_few_channels(products: Products) -> Booleans:

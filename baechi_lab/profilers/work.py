@@ -61,8 +61,12 @@ MANY_ROWS = 2**16
 SORT_US = 75.0
 """`Kernel.wait_us` of sorting the words whose gradients are summed. Measured on an H200."""
 MANY_FILTERS = 128
-"""Channels and filters from which on cuDNN makes the gradients of filters by Winograd's algorithm: single convolutions of
-DeepBench, on P100, GTX 1080 Ti, V100 and T4."""
+"""Channels and filters from which on cuDNN makes the gradients of filters by Winograd's algorithm, for which it has kernels apart
+only: single convolutions of DeepBench, on P100, GTX 1080 Ti, V100 and T4."""
+WINOGRAD_BLOCK = (4, 8)
+"""Parts of one image that a block of Winograd's algorithm in a single kernel computes, by rows and columns. Of blocks of 1 to 16
+parts each way, these fit the 6,000 convolutions of P100, P4, T4 and V100 best (`data/neusight`). cuDNN's kernels have `tile148`
+in their names."""
 POSITIONS_SUM_US = 25.0
 """`Kernel.wait_us` of the gradient of a convolution's bias, which sums positions and images. Measured on an H200."""
 PERSISTENT_HIDDEN = ((384, 256), (192, 128))
@@ -75,7 +79,8 @@ PERSISTENT_STEP_US = 2.1
 class Product:
     """`count` matrix products of `rows` x `inner` by `inner` x `columns`.
 
-    `winograd` are the products of Winograd's algorithm, for a convolution that it can compute. These are set for a convolution
+    For a convolution that Winograd's algorithm can compute, `winograd` are its products in a single kernel, and
+    `winograd_apart` those between kernels of their own that transform input, filters and output. These are set for a convolution
     only: `input_gradient`, the product that makes the gradient of its input; `window`, the positions of a filter; `channels`, of
     the input of a group; `makes_filters` of the product that makes the gradient of the filters; `has_gaps` of the product that
     makes the gradient of an input, positions of which lie in gaps between the filters' windows; `of_volume` of the products that
@@ -90,6 +95,7 @@ class Product:
     columns: int
     inner: int
     winograd: Product | None = None
+    winograd_apart: Product | None = field(default=None, compare=False, repr=False)
     input_gradient: Product | None = field(default=None, compare=False, repr=False)
     window: int = field(default=0, compare=False, repr=False)
     makes_filters: bool = field(default=False, compare=False, repr=False)
@@ -115,13 +121,19 @@ class Product:
         transposed convolution have the gradient of those of the convolution that makes the gradient of its input.
         """
         convolved = self.input_gradient or self
-        winograd = convolved.winograd and convolved.winograd.right_gradient
-        if winograd and min(winograd.rows, winograd.columns) < MANY_FILTERS:
-            winograd = None
-        gradient = Product(convolved.count, convolved.inner, convolved.columns, convolved.rows, winograd)
-        of_volume = convolved.of_volume
-        return replace(
-            gradient, window=self.window, makes_filters=self.window > 0, channels=self.channels, of_volume=of_volume
+        apart = convolved.winograd_apart and replace(convolved.winograd_apart.right_gradient, makes_filters=True)
+        if apart and min(apart.rows, apart.columns) < MANY_FILTERS:
+            apart = None
+        return Product(
+            convolved.count,
+            convolved.inner,
+            convolved.columns,
+            convolved.rows,
+            winograd_apart=apart,
+            window=self.window,
+            makes_filters=self.window > 0,
+            channels=self.channels,
+            of_volume=convolved.of_volume,
         )
 
 
@@ -264,17 +276,18 @@ def convolution_products(
     >>> product.rows, product.columns, product.inner
     (128, 32, 144)
     >>> product.winograd
-    Product(count=16, rows=32, columns=32, inner=16, winograd=None)
+    Product(count=16, rows=64, columns=32, inner=16, winograd=None)
+    >>> product.winograd_apart
+    Product(count=36, rows=8, columns=32, inner=16, winograd=None)
     >>> convolution_products(2, (8, 8), 16, 16, (3, 3), groups=16)
     ()
     """
     group_channels, group_filters = channels // groups, filters // groups
     if groups > 1 and group_channels == 1:
         return ()
-    winograd = None
+    shape = Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window))
     if plain and tuple(window) == (3, 3) and group_channels > 1:
-        winograd = _winograd(batch, outputs, group_channels, group_filters, groups)
-    shape = Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd)
+        shape = _with_winograd(shape, batch, outputs, group_channels)
     forward = replace(shape, window=prod(window), channels=group_channels)
     gradient = replace(forward, has_gaps=has_gaps, of_volume=len(window) == 3)
     return (replace(forward, input_gradient=gradient),)
@@ -434,16 +447,33 @@ def transposed_products(
     if groups > 1 and group_channels == 1:
         return ()
     (gradient,) = convolution_products(batch, inputs, filters, channels, window, groups, plain) or (None,)
-    winograd = None
+    shape = Product(
+        groups,
+        batch * prod(inputs),
+        group_filters * prod(window),
+        group_channels,
+        input_gradient=gradient,
+        window=prod(window),
+    )
     if plain and tuple(window) == (3, 3) and group_filters > 1:
-        winograd = _winograd(batch, inputs, group_channels, group_filters, groups)
-    columns = group_filters * prod(window)
-    return (Product(groups, batch * prod(inputs), columns, group_channels, winograd, gradient, prod(window)),)
+        shape = _with_winograd(shape, batch, inputs, group_channels, group_filters)
+    return (shape,)
 
 
-def _winograd(batch: int, positions: Sequence[int], group_channels: int, group_filters: int, groups: int) -> Product:
-    tiles = prod(-(-size // 2) for size in positions)
-    return Product(16 * groups, batch * tiles, group_filters, group_channels)
+def _with_winograd(
+    shape: Product, batch: int, positions: Sequence[int], group_channels: int, group_filters: int = 0
+) -> Product:
+    """Returns the product of a convolution with those of Winograd's algorithm, which computes parts of the output.
+
+    A single kernel computes parts of 2 x 2 by 16 products, in blocks of `WINOGRAD_BLOCK`. Kernels apart compute parts of 4 x 4 by
+    36 products.
+    """
+    filters = group_filters or shape.columns
+    blocks = prod(-(-size // (2 * side)) for size, side in zip(positions, WINOGRAD_BLOCK, strict=True))
+    fused = Product(16 * shape.count, batch * blocks * prod(WINOGRAD_BLOCK), filters, group_channels)
+    parts = prod(-(-size // 4) for size in positions)
+    apart = Product(36 * shape.count, batch * parts, filters, group_channels)
+    return replace(shape, winograd=fused, winograd_apart=apart)
 
 
 def matmul_product(left: Sequence[int], right: Sequence[int], inner: int, outputs: Sequence[int]) -> Product | None:
@@ -519,8 +549,9 @@ class Work:
 
     FLOPs and bytes are those of one run. `matrix` rows run on the matrix units in `precision` (an index into `PRECISIONS`),
     `metadata` rows move no data, `free` rows take no time, `batched` rows are products of many small matrices, as in attention.
-    `products` hold the shapes of the kernels' products, `winograd` those that may replace one of `products`. `reread_bytes` are
-    read again, in rows of `row_bytes`; `norm` rows are norms of `row_count` rows. The other columns are those of the kernels.
+    `products` hold the shapes of the kernels' products, `winograd` and `winograd_apart` those that may replace one of them.
+    `reread_bytes` are read again, in rows of `row_bytes`; `norm` rows are norms of `row_count` rows. The other columns are those
+    of the kernels.
     """
 
     ops: int
@@ -548,6 +579,7 @@ class Work:
     step_us: Floats
     products: Products
     winograd: Products = field(default_factory=lambda: Products.of([]))
+    winograd_apart: Products = field(default_factory=lambda: Products.of([]))
 
     @property
     def product_count(self) -> NDArray[np.int64]:
@@ -601,5 +633,6 @@ def work_of(
         steps=column("steps", np.int64),
         step_us=column("step_us", np.float64),
         products=Products.of(products),
-        winograd=Products.of([(i, p.winograd) for i, (_, p) in enumerate(products) if p.winograd is not None]),
+        winograd=Products.of([(i, p.winograd) for i, (_, p) in enumerate(products) if p.winograd]),
+        winograd_apart=Products.of([(i, p.winograd_apart) for i, (_, p) in enumerate(products) if p.winograd_apart]),
     )

@@ -347,13 +347,41 @@ def test_long_rows_slow_float32_down():
 
 
 def test_winograd_where_it_is_faster():
-    """Filters of 3 x 3 with stride 1 take 16 / 36 of the FLOPs; with stride 2 there is only the direct product."""
+    """Filters of 3 x 3 with stride 1 take 16 / 36 of the FLOPs in one kernel, or 1 / 4 and the bytes of four kernels.
+
+    Those write and read 36 numbers of each part of 4 x 4 and of each filter. With stride 2 there is only the direct product.
+    """
     generation = replace(TILES, tile_us=0.0)
     (product,) = convolution_products(16, (32, 32), 64, 64, (3, 3), plain=True)
     filters = 1e6 * FILTER_PASSES * 9 * 4 * 64 * 64 / 1e12
     direct_us = 2 * (16 * 32 * 32) * 64 * 64 * 9 / 4e6
-    assert product_us(product, generation, convolution=True) == pytest.approx(filters + direct_us * 16 / 36)
-    assert product_us(replace(product, winograd=None), generation, convolution=True) == pytest.approx(direct_us)
+    fused_us = filters + direct_us * 16 / 36
+    parts, numbers = 16 * 8 * 8, 2 * 36 * 4
+    parts_us = 1e6 * (parts * 2 * 64 * (numbers + 16 * 4) + 64 * 64 * (numbers + 9 * 4)) / 1e12
+    apart_us = direct_us / 4 + parts_us + 4 * DEVICE.launch_us
+    for changes, us in (
+        ({}, min(fused_us, apart_us)),
+        ({"winograd_apart": None}, fused_us),
+        ({"winograd": None}, apart_us),
+        ({"winograd": None, "winograd_apart": None}, direct_us),
+    ):
+        assert product_us(replace(product, **changes), generation, convolution=True) == pytest.approx(us)
+
+
+def test_bug_winograd_filled_its_blocks_with_parts_of_other_images():
+    """A block of one kernel computes 8 x 16 outputs of one image: 64 images of 5 x 5 outputs take as long as of 8 x 16.
+
+    They were estimated to take 0.28 times as long. Single convolutions on a V100 reach 0.7 of its peak for images of 5 x 5, and
+    1.35 for those of 8 x 8.
+    """
+
+    def fused_us(height, width):
+        (product,) = convolution_products(64, (height, width), 512, 512, (3, 3), plain=True)
+        in_one_kernel = replace(product, count=1, rows=1e9, winograd_apart=None)  # the direct product is not faster
+        return product_us(in_one_kernel, replace(TILES, tile_us=0.0), convolution=True)
+
+    assert fused_us(5, 5) == fused_us(8, 16)
+    assert fused_us(9, 9) == fused_us(16, 16) == pytest.approx(2 * fused_us(8, 16), rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["rtx3090", "v100", "a100", "t4"])
@@ -364,18 +392,33 @@ def test_bug_matrix_units_had_winograds_algorithm(name):
     for precision in ("fp16", "fp32"):
         us, direct_us = (
             product_us(p, generation, device, precision=precision, convolution=True)
-            for p in (product, replace(product, winograd=None))
+            for p in (product, replace(product, winograd=None, winograd_apart=None))
         )
         assert us == direct_us if precision == "fp16" else us < direct_us / 1.5
 
 
+@pytest.mark.parametrize(("generation", "window", "parts"), [("", 3, 1), ("", 1, 4), ("hopper", 3, 4)])
+def test_convolutions_of_float32_do_not_split_their_sums(generation, window, parts):
+    """64 positions of 64 filters are one tile, which one of four multiprocessors sums. Gradients of filters split."""
+    flat, device = replace(TILES, tile_us=0.0), replace(DEVICE, generation=generation)
+    (product,) = convolution_products(1, (8, 8), 256, 64, (window, window))
+    forward_us, input_us, filters_us = (
+        product_us(p, flat, device, convolution=True) for p in (product, product.left_gradient, product.right_gradient)
+    )
+    share = 0.57 if generation else 1.0
+    assert forward_us == input_us == pytest.approx(2 * 64 * 64 * 256 * window**2 / parts / share / 1e6)
+    if window == 3 and not generation:
+        assert filters_us == pytest.approx(forward_us / 4)
+
+
 def test_winograd_makes_gradients_of_many_filters():
-    """As many FLOPs as forward, from 128 channels and filters on; fewer have the direct product."""
+    """As many FLOPs as forward by kernels apart, from 128 channels and filters on; fewer have the direct product."""
     generation = replace(TILES, tile_us=0.0)
 
     def forward_and_gradient(channels):
         (product,) = convolution_products(16, (32, 32), channels, channels, (3, 3), plain=True)
-        return [product_us(p, generation, convolution=True) for p in (product, product.right_gradient)]
+        forward = replace(product, winograd=None)
+        return [product_us(p, generation, convolution=True) for p in (forward, product.right_gradient)]
 
     forward_us, gradient_us = forward_and_gradient(128)
     assert gradient_us == pytest.approx(forward_us)

@@ -179,10 +179,12 @@ def test_shapes_that_do_not_fit_an_operator_are_a_guess(op, inputs, attributes):
 def test_products_of_a_transposed_convolution_and_of_attention_by_hand():
     """The shapes that PyTorch's operators have: input positions by filters times window, and two products per head.
 
-    Stride 1 is a convolution of 3 x 3, which Winograd's algorithm computes by 16 products of 2 * 3 * 3 parts in each group.
+    Stride 1 is a convolution of 3 x 3, which Winograd's algorithm computes in each group by 16 products of a block of 4 x 8
+    parts per image, or by 36 of 2 * 2 parts.
     """
     transposed = kernel_of("ConvTranspose", {"x": (2, 6, 5, 5)}, (2, 8, 7, 7), {"w": (6, 4, 3, 3)}, group=2)
-    assert transposed.products == (Product(2, 2 * 5 * 5, 4 * 9, 3, Product(2 * 16, 2 * 3 * 3, 4, 3)),)
+    assert transposed.products == (Product(2, 2 * 5 * 5, 4 * 9, 3, Product(2 * 16, 2 * 4 * 8, 4, 3)),)
+    assert transposed.products[0].winograd_apart == Product(2 * 36, 2 * 2 * 2, 4, 3)
     packed = {"q": (2, 32, 64), "k": (2, 48, 64), "v": (2, 48, 64)}
     expected = (Product(8, 32, 48, 16), Product(8, 32, 16, 48))
     assert kernel_of("Attention", packed, (2, 32, 64), q_num_heads=4, kv_num_heads=4).products == expected

@@ -33,11 +33,11 @@ def test_a_linear_layer_and_its_gradients():
 
 
 def test_a_convolution_and_its_gradients():
-    """4 images of 8 x 8: 256 positions of 5 filters, sums over 3 * 9 numbers; Winograd's parts are 4 * 4 * 4."""
+    """4 images of 8 x 8: 256 positions of 5 filters, sums over 3 * 9 numbers; Winograd's are in blocks of 4 x 8 parts."""
     x = torch.empty(4, 3, 8, 8, device="meta", requires_grad=True)
     model = torch.nn.Conv2d(3, 5, 3, padding=1, device="meta")
     forward, *other_kernels = kernels_of(model, x, mode="training")
-    product = Product(1, 256, 5, 27, Product(16, 64, 5, 3))
+    product = Product(1, 256, 5, 27, Product(16, 4 * 4 * 8, 5, 3))
     assert forward.convolution and forward.products == (product,)
     (backward,) = [kernel for kernel in other_kernels if kernel.products]
     assert backward.products == (product, product.right_gradient)
