@@ -322,7 +322,7 @@ def test_bug_one_more_device_made_the_period_longer():
 
 @pytest.mark.slow
 def test_more_devices_are_no_loss_for_micro_batches():
-    graph, cluster = generators.random_dag(120, seed=2), Cluster.uniform(8, memory_bytes="16GB")
+    graph, cluster = generators.random_dag(50, seed=2), Cluster.uniform(8, memory_bytes="16GB")
     options = {"objective": "step", "micro_batches": 4}
     step_us = place(graph, cluster, "auto", **options).info["step_us"]
     for count in (2, 4):
