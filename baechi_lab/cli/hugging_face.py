@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
+from collections.abc import Sequence
 
 from ..errors import InvalidInput, MissingPackage
 from ..graph import OpGraph
@@ -45,7 +45,7 @@ def refuse_options(arguments: argparse.Namespace) -> None:
         raise InvalidInput(f"--{option.replace('_', '-')} is for models by configuration (hf:config.json)")
 
 
-def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dict[str, object]]:
+def profile(arguments: argparse.Namespace, hardware: str | Sequence[str]) -> tuple[OpGraph, dict[str, object]]:
     """Returns the graph and facts to print."""
     if arguments.mode == "measured":
         raise InvalidInput("--mode is 'measured'; a model by configuration has no weights, and is estimated")

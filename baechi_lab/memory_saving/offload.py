@@ -127,10 +127,8 @@ def _risen_peak(
     graph: OpGraph, placement: Placement, offloaded_graph: OpGraph, with_host: Placement, cluster: Cluster
 ) -> tuple[int, int, int] | None:
     """Returns the first device that computes and whose simulated peak offloading raises, with the peaks before and after."""
-    before, after = (
-        simulate(graph, cluster, placement).peak_bytes,
-        simulate(offloaded_graph, cluster, with_host).peak_bytes,
-    )
+    before = simulate(graph, cluster, placement).peak_bytes
+    after = simulate(offloaded_graph, cluster, with_host).peak_bytes
     risen = [k for k, d in enumerate(cluster.devices) if d.kind != HOST and after[k] > before[k]]
     return (risen[0], int(before[risen[0]]), int(after[risen[0]])) if risen else None
 

@@ -56,7 +56,7 @@ class _Layer:
     """Self-attention, in the decoder attention to the encoder's output, and two dense layers; each plus its input."""
 
     def __init__(self, make: Weights, scope: str, model: Transformer, cross: bool):
-        self.own = _Attention(make, f"{scope}/self", model, causal=cross)
+        self.self_attention = _Attention(make, f"{scope}/self", model, causal=cross)
         self.cross = _Attention(make, f"{scope}/cross", model, causal=False) if cross else None
         self.scope = f"{scope}/dense"
         units, inner = model.units, model.inner
@@ -67,7 +67,7 @@ class _Layer:
         self.norm = _Norm(make, self.scope, units)
 
     def __call__(self, x: tf.Tensor, memory: tf.Tensor | None = None) -> tf.Tensor:
-        x = self.own(x, x)
+        x = self.self_attention(x, x)
         if self.cross is not None:
             x = self.cross(x, memory)
         with tf.name_scope(f"{self.scope}/forward"):

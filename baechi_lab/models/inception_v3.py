@@ -33,11 +33,7 @@ class InceptionV3(Model):
         self.check_common()
 
     def training_step(self) -> TrainingStep:
-        import tensorflow as tf
-
         from .keras_step import image_step
 
         self.validate()
-        shape = (self.image_size, self.image_size, 3)
-        make = tf.keras.applications.InceptionV3
-        return image_step(self, lambda: make(weights=None, input_shape=shape, classes=self.classes))
+        return image_step(self, "InceptionV3")

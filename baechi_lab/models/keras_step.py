@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,13 +23,15 @@ if TYPE_CHECKING:
 _AUTOMATIC = re.compile(r"_\d+$")
 
 
-def image_step(model: InceptionV3 | ResNet, make: Callable[[], keras.Model]) -> TrainingStep:
-    """Returns a step of the Keras model that `make()` returns: forward in training mode, cross entropy, backward and update.
+def image_step(model: InceptionV3 | ResNet, network_name: str) -> TrainingStep:
+    """Returns a step of a network of `tf.keras.applications`: forward in training mode, cross entropy, backward and update.
 
     It returns class probabilities float32[batch, classes]; images are float32[batch, size, size, 3].
     """
     with tf.device("/CPU:0"):
-        network = _renumber_layers(make())
+        make_network = getattr(tf.keras.applications, network_name)
+        shape = (model.image_size, model.image_size, 3)
+        network = _renumber_layers(make_network(weights=None, input_shape=shape, classes=model.classes))
     # Keras' own initializers take their seed from the process.
     random = np.random.default_rng(model.seed)
     for variable in network.trainable_variables:
@@ -43,7 +44,7 @@ def image_step(model: InceptionV3 | ResNet, make: Callable[[], keras.Model]) -> 
             return tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(labels, probabilities))
 
     random = np.random.default_rng(model.seed + 1)
-    images = random.standard_normal((model.batch_size, model.image_size, model.image_size, 3), dtype=np.float32)
+    images = random.standard_normal((model.batch_size, *shape), dtype=np.float32)
     labels = random.integers(0, model.classes, model.batch_size, dtype=np.int32)
     variables = [v.value for v in network.trainable_variables]
     return make_step(model.name, loss, variables, (images, labels), ("images", "labels"), model.optimizer)

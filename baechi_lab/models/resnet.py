@@ -35,11 +35,7 @@ class ResNet(Model):
         self.check_common()
 
     def training_step(self) -> TrainingStep:
-        import tensorflow as tf
-
         from .keras_step import image_step
 
         self.validate()
-        shape = (self.image_size, self.image_size, 3)
-        make = getattr(tf.keras.applications, f"ResNet{self.depth}")
-        return image_step(self, lambda: make(weights=None, input_shape=shape, classes=self.classes))
+        return image_step(self, f"ResNet{self.depth}")

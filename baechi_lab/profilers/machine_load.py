@@ -55,11 +55,11 @@ class OtherPrograms:
 
     def __init__(self, own_seconds: Callable[[], float]):
         self.own_seconds = own_seconds
-        self.start_seconds, self.own, self.busy = time.monotonic(), own_seconds(), busy_seconds()
+        self.start_seconds, self.own_seconds_at_start, self.busy = time.monotonic(), own_seconds(), busy_seconds()
 
     def share(self) -> float:
         """Returns CPU seconds of other programs per elapsed second: 0 if there were none, 1 if they kept one core busy."""
-        other_seconds = (busy_seconds() - self.busy) - (self.own_seconds() - self.own)
+        other_seconds = (busy_seconds() - self.busy) - (self.own_seconds() - self.own_seconds_at_start)
         return max(other_seconds, 0.0) / max(time.monotonic() - self.start_seconds, 1e-3)
 
 

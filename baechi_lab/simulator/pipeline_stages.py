@@ -285,10 +285,10 @@ class _Adjacency:
     """Adjacency lists of all ops, made on access, because many lists at once slow the garbage collector."""
 
     def __init__(self, op: Integers, neighbour: Integers, n: int):
-        self.pointer, self.others = offsets(op, n).tolist(), neighbour[np.argsort(op, kind="stable")].tolist()
+        self.pointer, self.neighbours = offsets(op, n).tolist(), neighbour[np.argsort(op, kind="stable")].tolist()
 
     def __getitem__(self, op: int) -> list[int]:
-        return self.others[self.pointer[op] : self.pointer[op + 1]]
+        return self.neighbours[self.pointer[op] : self.pointer[op + 1]]
 
 
 def _neighbours(graph: OpGraph, edges: Ints) -> tuple[_Adjacency, _Adjacency]:

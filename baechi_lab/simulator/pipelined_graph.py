@@ -253,10 +253,8 @@ def make_setting(
 
     # Microseconds of transfers to the next stage and back: of the slowest tensor, or the sum in a queue.
     send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
-    source_stage, reader_stage = (
-        stages.stage[graph.edge_source].astype(np.int64),
-        stages.stage[graph.consumers].astype(np.int64),
-    )
+    source_stage = stages.stage[graph.edge_source].astype(np.int64)
+    reader_stage = stages.stage[graph.consumers].astype(np.int64)
     edges = np.flatnonzero((source_stage >= 0) & (reader_stage >= 0) & (np.abs(source_stage - reader_stage) == 1))
     source_device, reader_device = device[graph.edge_source[edges]], device[graph.consumers[edges]]
     cost = (

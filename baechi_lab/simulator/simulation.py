@@ -140,11 +140,9 @@ def makespan_and_peak(
         op_placement = placement.checked(graph, cluster.n)
     else:
         pipelined_graph = _make_pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
-        graph, op_placement, scheduler = (
-            pipelined_graph.graph,
-            pipelined_graph.placement,
-            scheduler if schedule is None else InUnits(pipelined_graph),
-        )
+        graph = pipelined_graph.graph
+        op_placement = pipelined_graph.placement
+        scheduler = scheduler if schedule is None else InUnits(pipelined_graph)
     state = run_kernel(graph, cluster, op_placement, scheduler, keep_log=False).state
     return float(state.ops["end"].max(initial=0.0)), state.devices["peak"].copy()
 

@@ -10,13 +10,16 @@ replaces the parameters of a layer for one call: a layer that ran later would us
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import _SingleLevelFunction
 from torch.nn.utils import stateless
 
 from .deferred import resolve
+
+if TYPE_CHECKING:
+    from .intercept import Interceptor
 
 _lock = threading.Lock()
 _users = 0
@@ -25,13 +28,13 @@ _users = 0
 class Running(threading.local):
     """The interceptor whose forward runs in this thread, or None."""
 
-    interceptor: Any = None
+    interceptor: Interceptor | None = None
 
 
 running = Running()
 
 
-def _apply(cls: object, *args: Any, **kwargs: Any) -> Any:
+def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
     straight = super(_SingleLevelFunction, cls).apply
     interceptor = running.interceptor
     if interceptor is not None and interceptor.between_layers:

@@ -293,10 +293,8 @@ class Tracer(Handler):
             outputs = run_call(key, run, args, kwargs, module)
         output_tensors = list(tensors(outputs))
         written_storages = {storage_key(t) for t, v in zip((*inputs, *state), versions, strict=True) if version(t) != v}
-        written_state, written_storages = (
-            written_storages - {storage_key(t) for t in inputs},
-            written_storages & {storage_key(t) for t in inputs},
-        )
+        written_state = written_storages - {storage_key(t) for t in inputs}
+        written_storages = written_storages & {storage_key(t) for t in inputs}
         self.drawn = generator_states()
         random = not same_states(before, self.drawn)
         if module is not None:  # a layer that returns the very tensors that it took, such as an identity

@@ -43,10 +43,8 @@ def fit_options(answer: Fit, *, title: str = "Options that fit: time against mem
     figure = go.Figure()
     front = answer.pareto()
     if len(front) > 1:
-        x, y = (
-            [fullest_device_bytes(option) / byte_factor for option in front],
-            [option.time_per_sample_us / factor for option in front],
-        )
+        x = [fullest_device_bytes(option) / byte_factor for option in front]
+        y = [option.time_per_sample_us / factor for option in front]
         line = {"color": INK, "dash": "dot", "width": 1.5}
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=line, name="no other beats", hoverinfo="skip"))
     kinds = list(dict.fromkeys(answer.options[k].kind for k in simulated_options))

@@ -51,11 +51,9 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
     start, device = float(timeline.start_us[row]), int(timeline.device[row])
     rounding_us = SLACK * max(timeline.makespan_us, 1.0)
     last_input = last_inputs(graph, timeline, np.array([op]), np.array([device]))
-    arrival_us, producer, transfer = (
-        float(last_input.there_us[0]),
-        int(last_input.producer[0]),
-        int(last_input.transfer[0]),
-    )
+    arrival_us = float(last_input.there_us[0])
+    producer = int(last_input.producer[0])
+    transfer = int(last_input.transfer[0])
     if producer < 0 or arrival_us < 0:
         arrival_us, producer, transfer = -1.0, -1, -1
     # The end of the previous op in the lane of the device, and that op; -1 for none.
@@ -113,10 +111,8 @@ def _of_transfer(
     start, receive, end = (float(times[row]) for times in (transfers.start_us, transfers.receive_us, transfers.end_us))
     sent_us = max(start, receive)
     queued_us = sent_us - float(produced_us[0]) if len(produced_us) else 0.0
-    size, in_unit = (
-        format_bytes(int(timeline.tensor_bytes[tensor])),
-        partial(format_us_beside, largest=timeline.makespan_us),
-    )
+    size = format_bytes(int(timeline.tensor_bytes[tensor]))
+    in_unit = partial(format_us_beside, largest=timeline.makespan_us)
     text = f"{sentence} ({size}) arrived from {source} after {in_unit(end - sent_us)}"
     if queued_us <= rounding_us:
         return Cause("transfer", producer, row, waited_us, text + free_text)

@@ -131,10 +131,8 @@ def fit_chart(answer: Fit) -> Chart:
     factor, unit = time_scale(answer)
 
     def option_series(options: Any, name: str, color: str, **attributes: Any) -> Chart:
-        y, x = (
-            [option.time_per_sample_us / factor for option in options],
-            [fullest_device_bytes(option) / size for option in options],
-        )
+        y = [option.time_per_sample_us / factor for option in options]
+        x = [fullest_device_bytes(option) / size for option in options]
         return series(y, name, color, x, [not option.fits for option in options], **attributes)
 
     series_list = [option_series(answer.pareto(), "", FAINT, dash=True)]

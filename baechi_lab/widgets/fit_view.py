@@ -30,10 +30,8 @@ class FitView(PicturedBox):
     """
 
     def __init__(self, answer: Fit):
-        self.answer, self.words = (
-            answer,
-            note("Click a point for its timeline, and again for the next where several lie in one place."),
-        )
+        self.answer = answer
+        self.words = note("Click a point for its timeline, and again for the next where several lie in one place.")
         self.points, self.timeline = ChartView(height=200), TimelineView()
         self.points.show(fit_chart(answer))
         self.points.observe(lambda change: self.show(change["new"]) if change["new"] >= 0 else None, "clicked")

@@ -82,11 +82,9 @@ def timeline_picture(bars: Bars, device_names: Sequence[str]) -> tuple[str, floa
             body.append(_text(4, y + 13, label, size=11))
         merged_bars: list[tuple[int, float, float]] = []
         for b in range(int(bars.pointer[k]), int(bars.pointer[k + 1])):
-            bar_color, start_x, end_x = (
-                int(bars.color[b]),
-                float(bars.start_us[b] * scale),
-                float(bars.end_us[b] * scale),
-            )
+            bar_color = int(bars.color[b])
+            start_x = float(bars.start_us[b] * scale)
+            end_x = float(bars.end_us[b] * scale)
             if merged_bars and merged_bars[-1][0] == bar_color and start_x - merged_bars[-1][2] < 0.5:
                 merged_bars[-1] = (bar_color, merged_bars[-1][1], max(end_x, merged_bars[-1][2]))
             else:

@@ -84,12 +84,10 @@ def execute(
         raise InvalidInput(
             f"step is a {type(step).__name__}; give what bl.trace returns (bl.torch.execute runs PyTorch)"
         )
-    local, workers, traced_steps, inputs = (
-        None,
-        options.get("workers", ()),
-        options.get("traced", 3),
-        options.get("inputs"),
-    )
+    local = None
+    workers = options.get("workers", ())
+    traced_steps = options.get("traced", 3)
+    inputs = options.get("inputs")
     if not (cluster is None or isinstance(cluster, Cluster)):
         cluster.require_alive()
         local, workers, cluster = cluster, cluster.addresses, cluster.cluster

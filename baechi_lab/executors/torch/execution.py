@@ -239,12 +239,10 @@ def divide(
 
     Raises the errors of `execute`. Statistics of batches are warned of by `unroll_micro_batches`.
     """
-    step, model, graph, micro_steps = (
-        placed_model.step,
-        placed_model.model,
-        placed_model.graph,
-        placed_model.micro_steps,
-    )
+    step = placed_model.step
+    model = placed_model.model
+    graph = placed_model.graph
+    micro_steps = placed_model.micro_steps
     replicas = placed_model.placement.replicas
     if schedule is not None and recomputes_or_offloads(graph):
         if pipeline:

@@ -245,10 +245,8 @@ def _build_timeline(
     """Returns the Timeline with one row per unit of the schedule; its ops are the units (`0F3`)."""
     runs_by_device = [(d, run) for d, r in zip(pipeline.processes, reports, strict=True) for run in r.unit_runs[step]]
     runs_by_device.sort(key=lambda pair: (pair[1].start, pair[1].end))
-    unit_devices, unit_runs = (
-        np.array([d for d, _ in runs_by_device], dtype=np.int32),
-        [run for _, run in runs_by_device],
-    )
+    unit_devices = np.array([d for d, _ in runs_by_device], dtype=np.int32)
+    unit_runs = [run for _, run in runs_by_device]
     start_seconds = np.array([run.start for run in unit_runs]) - start
     end_seconds = np.array([run.end for run in unit_runs]) - start
     peak = np.zeros(cluster.n, dtype=np.int64)

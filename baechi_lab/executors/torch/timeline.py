@@ -64,12 +64,10 @@ class Measurement(Observer):
     def __init__(
         self, placed_model: PlacedModel, unrolled_graph: OpGraph | None = None, storages: StorageTracker | None = None
     ):
-        model, model_trace, graph, placement = (
-            placed_model.model,
-            placed_model.model_trace,
-            placed_model.graph,
-            placed_model.placement,
-        )
+        model = placed_model.model
+        model_trace = placed_model.model_trace
+        graph = placed_model.graph
+        placement = placed_model.placement
         self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
         self.row_of_op = np.broadcast_to(np.arange(graph.n), (1, graph.n))

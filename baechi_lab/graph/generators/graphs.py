@@ -56,10 +56,8 @@ def pipeline(
     for key, column in zip(("backward_us", "weight_us"), columns_us[1:], strict=False):
         if len(column) != p:
             raise InvalidInput(f"{key} has {len(column)} entries for {p} stages")
-    output_bytes, activation_bytes = (
-        check_bytes("output_bytes", output_bytes),
-        check_bytes("activation_bytes", activation_bytes),
-    )
+    output_bytes = check_bytes("output_bytes", output_bytes)
+    activation_bytes = check_bytes("activation_bytes", activation_bytes)
     kept_bytes, parameter_bytes = check_bytes("kept_bytes", kept_bytes), check_bytes("parameter_bytes", parameter_bytes)
     kinds = "FBW" if split else "FB"
     f, b, w = (np.arange(p) + k * p for k in range(3))
@@ -197,10 +195,8 @@ def random_dag(
     mean = check_number("degree", degree)
     check_size(f"degree {mean:g} of {n} ops", n, mean * n)
     reach = n if window is None else min(check_whole("window", window, 0), n)
-    share, grouped = (
-        check_number("second_output", second_output, 0.0, 1.0),
-        check_number("grouped", grouped, 0.0, 1.0),
-    )
+    share = check_number("second_output", second_output, 0.0, 1.0)
+    grouped = check_number("grouped", grouped, 0.0, 1.0)
     rng = np.random.default_rng(_seed(seed))
     edges = round(mean * n) if n > 1 and reach > 0 else 0
     target = rng.integers(1, max(n, 2), size=edges)

@@ -29,9 +29,9 @@ class Clock:
     def seconds(self) -> float:
         return self.seconds_until(time.perf_counter())
 
-    def seconds_until(self, now: float) -> float:
+    def seconds_until(self, now_seconds: float) -> float:
         total, began = self.state
-        return total if began is None else total + max(now - began, 0.0)
+        return total if began is None else total + max(now_seconds - began, 0.0)
 
 
 clock = Clock()
@@ -51,5 +51,5 @@ if HAS_NUMBA:
 
 def working_seconds() -> float:
     """Returns `time.perf_counter` minus the time of compiling in any thread; reading compiled kernels from disk counts."""
-    now = time.perf_counter()
-    return now - clock.seconds_until(now)
+    now_seconds = time.perf_counter()
+    return now_seconds - clock.seconds_until(now_seconds)

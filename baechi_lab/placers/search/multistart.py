@@ -69,11 +69,9 @@ class MultiStart:
         """Spends the budget, starting from `candidates` (best first); `before` simulations are already spent."""
         self.before = before
         self.orders = {c.rank is not None for c in candidates}
-        starts, spent_before, searches = (
-            sorted(candidates, key=lambda c: c.key),
-            self._spent_share(),
-            self.search_count(),
-        )
+        starts = sorted(candidates, key=lambda c: c.key)
+        spent_before = self._spent_share()
+        searches = self.search_count()
         share_left = (1.0 - spent_before) * (1.0 if searches == 1 else 1.0 - self.parameters.again_share)
         bests = []
         for k in range(searches):

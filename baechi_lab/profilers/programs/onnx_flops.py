@@ -49,7 +49,7 @@ SHAPE_OPS = frozenset(
 """Operators that move no data: they only reinterpret its shape."""
 
 
-_PARTS = ("Slice", "Split", "Gather")
+_PARTIAL_READS = ("Slice", "Split", "Gather")
 """Operators that read a part of a tensor, which is a view in PyTorch; `Gather` only with a single index of no dimension."""
 
 ATTENTION = ("Attention", "QAttention", "MultiHeadAttention", "GroupQueryAttention")
@@ -62,7 +62,7 @@ def is_view(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> bool:
     """Whether an operator makes parts of a tensor that PyTorch reads where they lie."""
     return (
         not node.domain
-        and node.op_type in _PARTS
+        and node.op_type in _PARTIAL_READS
         and (node.op_type != "Gather" or (len(node.input) > 1 and shapes.get(node.input[1]) == ()))
     )
 
@@ -454,10 +454,10 @@ def gradient_kernels(
         return (element_wise, *((Kernel(moved_bytes=float(number_bytes * numbers)),) if has_sum else ()))
     if kind in ("GlobalAveragePool", "ReduceMean"):  # the gradient of a mean is repeated
         return (Kernel(moved_bytes=float(number_bytes * (numbers + outputs)), multiprocessor_us=INDEX_US * numbers),)
-    if kind in _PARTS and (
+    if kind in _PARTIAL_READS and (
         kind != "Gather" or (len(input_shapes) > 1 and input_shapes[1] == ())
     ):  # a part among zeros, or all parts of a tensor
-        written = sum(prod(part) for part in output_shapes if part) if kind == "Split" else outputs
+        written = sum(prod(shape) for shape in output_shapes if shape) if kind == "Split" else outputs
         return (Kernel(moved_bytes=float(number_bytes * (numbers + written))),)
     if kind == "Gather" and node.input[0] in values:
         return Kernel(moved_bytes=float(number_bytes * (numbers + outputs))), table_sums(outputs, number_bytes)

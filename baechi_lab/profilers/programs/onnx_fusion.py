@@ -102,10 +102,10 @@ def join_nodes(
         shapes, types: of all values. Those of transposed keys are added.
     """
     joined = list(nodes)
-    made: set[str] = set()
+    fused_values: set[str] = set()
     for op_type, forms in _PATTERNS:
-        joined = _join_forms(op_type, forms, joined, outputs, shapes, types, made)
-    return joined, frozenset(made)
+        joined = _join_forms(op_type, forms, joined, outputs, shapes, types, fused_values)
+    return joined, frozenset(fused_values)
 
 
 def _join_forms(
@@ -115,9 +115,9 @@ def _join_forms(
     outputs: Sequence[str],
     shapes: MutableMapping[str, Shape],
     types: MutableMapping[str, str],
-    made: set[str],
+    fused_values: set[str],
 ) -> list[NodeProto]:
-    """Returns the operators with all forms of one operator joined; adds what the joined ones make to `made`."""
+    """Returns the operators with all forms of one operator joined; adds what the joined ones make to `fused_values`."""
     roots = {form[0] for form in forms}
     if not any(node.op_type in roots for node in nodes):
         return nodes
@@ -140,9 +140,11 @@ def _join_forms(
             if replacement:
                 replaced[i] = replacement
                 covered |= match.nodes
-                made.add(node.output[0])
+                fused_values.add(node.output[0])
                 break
-    return [new for i, node in enumerate(nodes) for new in (replaced.get(i, []) if i in covered else [node])]
+    return [
+        joined_node for i, node in enumerate(nodes) for joined_node in (replaced.get(i, []) if i in covered else [node])
+    ]
 
 
 class _Matcher:
@@ -176,7 +178,9 @@ class _Matcher:
         for order in (values, values[::-1]) if op_type in _COMMUTES else (values,):
             partial_matches = [covering]
             for argument, read_value in zip(arguments, order, strict=True):
-                partial_matches = [new for old in partial_matches for new in self.matches(argument, read_value, old)]
+                partial_matches = [
+                    longer for partial in partial_matches for longer in self.matches(argument, read_value, partial)
+                ]
             yield from partial_matches
 
 

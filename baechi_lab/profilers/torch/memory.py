@@ -166,7 +166,7 @@ class MemoryWatch(Handler):
         self.constants: set[int] = set()
         self.parameter_storages: set[int] = set()  # parameters and buffers of the model
         self.outputs: list[CallOutput] = []  # at the end of the step those that attributes hold
-        self.ends: dict[int, int] = {}  # call -> its end in the list of changes
+        self.change_end: dict[int, int] = {}  # call -> its end in the list of changes
         # calls of the running Function
         self.function_calls: list[_CallStorages] = []
 
@@ -382,7 +382,7 @@ class MemoryWatch(Handler):
         # An attribute releases the tensor of the previous step, which is persistent, when the call ends. No event shows it.
         changes = [*changes, 0]
         for output in self.outputs:
-            changes[self.ends[output.op]] -= output.size_bytes
+            changes[self.change_end[output.op]] -= output.size_bytes
         # The most that the step holds from the start of each window to the start of the next.
         live_bytes = list(accumulate(changes, initial=self.earlier_gradient_bytes))
         windows = [(start, op, False) for start, op in self.forward_windows]
@@ -422,7 +422,7 @@ class MemoryWatch(Handler):
             self.add_temporary(kind, op, temporary_peak(changes[start:end]))
             self.add_window(kind, op, start)
             if kind == "f":
-                self.ends[op] = end
+                self.change_end[op] = end
         self.read_windows(changes)
 
     def result(self) -> tuple[CallMemory, ...]:

@@ -300,7 +300,7 @@ class WorkWatch(MemoryWatch):
 
     def call(self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module) -> object:
         outputs = super().call(frame, key, run, args, kwargs, module)
-        self.ends[self.index.get(key, -1)] = len(self.counter.changes)
+        self.change_end[self.index.get(key, -1)] = len(self.counter.changes)
         if key == LOSS_KEY:
             self.loss_of = find_loss_outputs(list(tensors(args)), outputs)
         return outputs

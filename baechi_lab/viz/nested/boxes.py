@@ -76,7 +76,7 @@ class _Levels:
     """Divides boxes with too many items into levels of boxes, from the outermost inwards."""
 
     def __init__(self, graph: OpGraph, limit: int):
-        self.graph, self.most = graph, limit
+        self.graph, self.limit = graph, limit
         self.item_of = np.full(graph.n, -1, dtype=np.int64)
         self.cuts: dict[tuple[str, ...], tuple[NDArray[np.int64], list[str]]] = {}
         reads, readers = np.diff(graph.predecessors[0]), np.diff(graph.successors[0])
@@ -90,7 +90,7 @@ class _Levels:
 
     def visit(self, box: Box, key: tuple[str, ...], pairs: Ints, limit: int, is_mirrored: bool = False) -> None:
         """Cuts `box` if it holds too many items; of `pairs`, edges between ops, those inside the box count."""
-        if max(len(box.items), box.most_items) <= min(limit, self.most) or not box.items:
+        if max(len(box.items), box.most_items) <= min(limit, self.limit) or not box.items:
             return
         ops = box.ops
         owner = np.repeat(np.arange(len(box.items)), [item.count for item in box.items])
@@ -110,8 +110,8 @@ class _Levels:
                 position_of_op[ops] = part_of_item[owner]
                 self.cuts[key] = (position_of_op, labels)
             children = []
-            parts, part_of_item = np.unique(part_of_item, return_inverse=True)
-            for k, members in zip(parts.tolist(), _divided(box.items, part_of_item), strict=True):
+            part_numbers, part_of_item = np.unique(part_of_item, return_inverse=True)
+            for k, members in zip(part_numbers.tolist(), _divided(box.items, part_of_item), strict=True):
                 name = f"{box.name}/{labels[k]}" if box.name else labels[k]
                 children.append(members[0] if len(members) == 1 else Box(name, labels[k], LEVEL, members))
             box.items = children
@@ -119,10 +119,10 @@ class _Levels:
         part_of_edge = part_of_item[edges]
         within = np.flatnonzero(part_of_edge[:, 0] == part_of_edge[:, 1])
         within = within[np.argsort(part_of_edge[within, 0], kind="stable")]
-        ends = np.cumsum(np.bincount(part_of_edge[within, 0], minlength=len(box.items)))
-        for item, pairs_of_item in zip(box.items, np.split(pairs[within], ends[:-1]), strict=True):
+        pair_ends = np.cumsum(np.bincount(part_of_edge[within, 0], minlength=len(box.items)))
+        for item, pairs_of_item in zip(box.items, np.split(pairs[within], pair_ends[:-1]), strict=True):
             if item.items:
-                self.visit(item, (*key, item.label), pairs_of_item, self.most, is_mirrored)
+                self.visit(item, (*key, item.label), pairs_of_item, self.limit, is_mirrored)
 
     def _sort(self, box: Box, ops: Ints, owner: Ints, edges: Ints) -> Ints:
         """Sorts items topologically, by the mean position of their ops; items without inputs come just before their reader.
@@ -197,8 +197,8 @@ class _Levels:
 def _divided(items: Sequence[Box], part_of_item: Ints) -> list[list[Box]]:
     """Returns the items of each part, in order; parts are numbered from 0."""
     members: list[list[Box]] = [[] for _ in range(int(part_of_item.max()) + 1)]
-    for item, part in zip(items, part_of_item.tolist(), strict=True):
-        members[part].append(item)
+    for item, part_number in zip(items, part_of_item.tolist(), strict=True):
+        members[part_number].append(item)
     return members
 
 

@@ -199,10 +199,8 @@ def _pack(wish: Floats, weight: Floats, distances: Floats) -> Floats:
         mean, total, size = value, value_weight, 1
         while blocks and blocks[-1][0] >= mean:
             mean_above, weight_above, count = blocks.pop()
-            mean, total, size = (
-                (mean_above * weight_above + mean * total) / (weight_above + total),
-                total + weight_above,
-                size + count,
-            )
+            mean = (mean_above * weight_above + mean * total) / (weight_above + total)
+            total = total + weight_above
+            size = size + count
         blocks.append((mean, total, size))
     return np.repeat([b[0] for b in blocks], [b[2] for b in blocks]) + offset

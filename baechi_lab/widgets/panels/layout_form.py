@@ -94,11 +94,9 @@ class LayoutForm:
         except BaechiLabError as error:
             say(self.state, f"No files for {program}: {error}", "bad")
             return None
-        self.copy.text, self.text.value, self.unsupported.value = (
-            plan.text,
-            code_block(plan.text),
-            bullets(plan.unsupported),
-        )
+        self.copy.text = plan.text
+        self.text.value = code_block(plan.text)
+        self.unsupported.value = bullets(plan.unsupported)
         return plan
 
     def _show(self) -> None:
