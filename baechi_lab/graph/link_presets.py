@@ -111,11 +111,10 @@ def named_link(name: str, kind: str = "gpu") -> Link:
     canonical = _FAMILIES.get(canonical, canonical)
     if canonical in _OF_KIND:
         hardware_name = known_kind(kind)
-        has = (
-            HARDWARE[hardware_name].links
-            if hardware_name
-            else tuple(name for name in LINKS if name.startswith(canonical))
-        )
+        if hardware_name:
+            has = HARDWARE[hardware_name].links
+        else:
+            has = tuple(name for name in LINKS if name.startswith(canonical))
         of_family = [name for name in has if name.startswith(canonical)]
         if hardware_name and of_family:
             canonical = of_family[0]

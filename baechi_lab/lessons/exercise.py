@@ -208,11 +208,10 @@ def function(right: Callable[..., object], cases: Callable[[], Sequence[tuple[ob
             numbers = _as_numbers(value)
             if numbers is None:
                 kind = type(value).__name__
-                kind = (
-                    f"a {kind} that holds other things than numbers"
-                    if isinstance(value, (list, tuple, np.ndarray))
-                    else f"a {kind}"
-                )
+                if isinstance(value, (list, tuple, np.ndarray)):
+                    kind = f"a {kind} that holds other things than numbers"
+                else:
+                    kind = f"a {kind}"
                 return f"{label:.200} yours returns {kind}; what is asked for is {_shape(expected)}"
             if numbers.shape != expected.shape:
                 return f"{label:.200} yours returns {_shape(numbers)}; what is asked for is {_shape(expected)}"

@@ -107,11 +107,9 @@ class NotebookRun:
         return values
 
     def _why_ended(self, number: int) -> str:
-        return (
-            f"cell {number} ended the process"
-            if self._remaining() > 0
-            else f"cell {number} was running at the time limit"
-        )
+        if self._remaining() > 0:
+            return f"cell {number} ended the process"
+        return f"cell {number} was running at the time limit"
 
     def function(self, number: int, parameters: list[tuple[str, int, bool]] | None) -> Callable[..., object]:
         """Returns a function that calls a function of the notebook in the notebook's process."""

@@ -55,11 +55,9 @@ def attacks(attacked: str, baseline: str, times: float, most_ops: int) -> Check:
         if min(answer.durations) <= 0 or min(answer.speeds) <= 0:
             return "durations and speeds must be greater than 0"
         times_as_long = ratio(answer, attacked, baseline)
-        return (
-            ""
-            if times_as_long >= times - 1e-9
-            else f"{attacked} takes {times_as_long:.2f} times as long as {baseline}, {times:g} are asked for"
-        )
+        if times_as_long >= times - 1e-9:
+            return ""
+        return f"{attacked} takes {times_as_long:.2f} times as long as {baseline}, {times:g} are asked for"
 
     return check
 
@@ -77,11 +75,9 @@ def graham(answer: object) -> str:
     every = np.array(list(product(range(DEVICES), repeat=len(durations))))
     times_optimum = makespan_us / float(np.stack([(every == d) @ durations for d in range(DEVICES)]).max(axis=0).min())
     limit = 2 - 1 / DEVICES
-    return (
-        ""
-        if times_optimum >= limit - 1e-9
-        else f"the list takes {times_optimum:.2f} times the optimum; {limit:.2f} are possible"
-    )
+    if times_optimum >= limit - 1e-9:
+        return ""
+    return f"the list takes {times_optimum:.2f} times the optimum; {limit:.2f} are possible"
 
 
 CHECKS = {

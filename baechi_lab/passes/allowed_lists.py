@@ -60,11 +60,9 @@ class AllowedMeets:
         meet_code = self.meet(a, b)
         if meet_code is None or ANY in (a, b) or (a == b and a != UNCLEAR):
             return meet_code
-        return (
-            meet_code
-            if meet_code != UNCLEAR and set(self.table[meet_code]) in (set(self.table[a]), set(self.table[b]))
-            else None
-        )
+        if meet_code != UNCLEAR and set(self.table[meet_code]) in (set(self.table[a]), set(self.table[b])):
+            return meet_code
+        return None
 
 
 def _is_name(text: str) -> bool:

@@ -267,11 +267,10 @@ def make_setting(
         rows = first[(source_stage[edges[first]] < reader_stage[edges[first]]) == leads_on]
         join.at(times, np.minimum(source_stage, reader_stage)[edges[rows]], cost[rows])
     held_bytes, kept_bytes = _activation_bytes(graph, device, stages)
-    room_bytes = (
-        _activation_room(graph, cluster, placement, stages, held_bytes)
-        if with_memory
-        else np.full(len(set(stages.line.tolist())), np.inf)
-    )
+    if with_memory:
+        room_bytes = _activation_room(graph, cluster, placement, stages, held_bytes)
+    else:
+        room_bytes = np.full(len(set(stages.line.tolist())), np.inf)
     return Setting(
         stage_device=tuple(stages.line.tolist()),
         micro_batches=int(micro_batches),

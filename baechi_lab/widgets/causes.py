@@ -86,11 +86,10 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
         )
         sentence = f"{start_text}: {name} was busy with {graph.names[previous_op]} until then{ready_text}"
         return Cause("device", previous_op, -1, free_us - max(arrival_us, 0.0), sentence)
-    free_text = (
-        f"; {name} was free {in_unit(arrival_us - free_us)} before"
-        if arrival_us - max(free_us, 0.0) > rounding_us
-        else ""
-    )
+    if arrival_us - max(free_us, 0.0) > rounding_us:
+        free_text = f"; {name} was free {in_unit(arrival_us - free_us)} before"
+    else:
+        free_text = ""
     waited_us = arrival_us - max(free_us, 0.0)
     if transfer < 0:
         return Cause("tensor", producer, -1, waited_us, f"{start_text}, when {graph.names[producer]} ended{free_text}")
@@ -123,11 +122,10 @@ def _of_transfer(
     ended_then = (np.abs(transfers.end_us - sent_us) <= rounding_us) | (np.abs(sender_free_us - sent_us) <= rounding_us)
     blocking_rows = np.flatnonzero(shares_device & ended_then & (np.arange(len(transfers)) != row))
     blocking_row = int(blocking_rows[0]) if len(blocking_rows) else -1
-    blocking_text = (
-        "other transfers"
-        if blocking_row < 0
-        else f"the tensor of {graph.names[int(timeline.tensor_producer[transfers.tensor[blocking_row]])]}"
-    )
+    if blocking_row < 0:
+        blocking_text = "other transfers"
+    else:
+        blocking_text = f"the tensor of {graph.names[int(timeline.tensor_producer[transfers.tensor[blocking_row]])]}"
     busy_device = target if receive > start + rounding_us else source
     sentence = (
         f"{text}, having waited {in_unit(queued_us)} in the queue of {busy_device} behind {blocking_text}{free_text}"

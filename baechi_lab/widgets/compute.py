@@ -169,11 +169,10 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
     report("simulating", 0.85)
     timeline = simulate_under(setting, graph, placement, memo)
     simulated_graph = unroll_under(setting, graph, placement, memo)
-    once = (
-        timeline
-        if simulated_graph is graph
-        else simulate_under(setting.once, graph, move(base, graph, setting.share, setting.moves), memo)
-    )
+    if simulated_graph is graph:
+        once = timeline
+    else:
+        once = simulate_under(setting.once, graph, move(base, graph, setting.share, setting.moves), memo)
     chain = _CHAINS.get(timeline) or _CHAINS.setdefault(timeline, critical_chain(simulated_graph, timeline))
     report("bounds", 0.95)
     limits = bounds_under(setting, graph, memo, placement)

@@ -123,11 +123,10 @@ class Log:
         simulated_start_us = float(timeline.start_us[rows].min())
         if abs(simulated_start_us - start) <= 1e-6 * max(timeline.makespan_us, 1.0):
             return ""
-        why = (
-            "a group counts as one op while it is placed, and its ops start one by one when simulated"
-            if self.coarse.group_of is not None
-            else "the plan fills devices one op after the other, the simulation lets each device take what is ready"
-        )
+        if self.coarse.group_of is not None:
+            why = "a group counts as one op while it is placed, and its ops start one by one when simulated"
+        else:
+            why = "the plan fills devices one op after the other, the simulation lets each device take what is ready"
         return f"On the timeline it starts at {format_us(simulated_start_us)}: {why}."
 
     def rows(self, step: int, limit: int = MOST_SHOWN) -> list[list[str]]:

@@ -72,11 +72,9 @@ def name_with_tooltip(name: str) -> str:
     ('<abbr title="A node of the graph: a matri', 'blue')
     """
     definition = tip(name)
-    return (
-        f'<abbr title="{html.escape(definition)}">{html.escape(name)}</abbr>'
-        if definition
-        else with_term_tooltips(name)
-    )
+    if definition:
+        return f'<abbr title="{html.escape(definition)}">{html.escape(name)}</abbr>'
+    return with_term_tooltips(name)
 
 
 def page() -> str:

@@ -206,11 +206,9 @@ class Tasks:
         if key in ("before", "held"):
             return self.model.before if key == "before" else self.pinned
         current, (had, row_outcome) = self.model.outcome, self._row
-        return (
-            row_outcome
-            if current is not None and row_outcome is not None and key == had and _alike(row_outcome, current)
-            else None
-        )
+        if current is not None and row_outcome is not None and key == had and _alike(row_outcome, current):
+            return row_outcome
+        return None
 
     def _hold(self, outcome: Outcome) -> None:
         self.pinned = outcome

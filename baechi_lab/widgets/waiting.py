@@ -140,11 +140,10 @@ def last_inputs(graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], devic
     wanted_keys = asked_ids.astype(np.int64) * device_count + device[gap]
     at = np.searchsorted(keys[order], wanted_keys, side="right") - 1
     transfer_rows = np.where(at >= 0, order[np.maximum(at, 0)] if len(order) else -1, -1)
-    row = (
-        np.where((transfer_rows >= 0) & (keys[transfer_rows] == wanted_keys), transfer_rows, -1)
-        if len(order)
-        else np.full(len(wanted_keys), -1)
-    )
+    if len(order):
+        row = np.where((transfer_rows >= 0) & (keys[transfer_rows] == wanted_keys), transfer_rows, -1)
+    else:
+        row = np.full(len(wanted_keys), -1)
     produced_us = last_end_us[producer]
     ready_us, arrival_us = produced_us.copy(), produced_us.copy()
     was_sent = row >= 0

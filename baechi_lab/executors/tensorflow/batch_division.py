@@ -331,11 +331,11 @@ class BatchDivision:
         if self.unproven:
             if not _are_all_zero(differences):
                 other_reduction, factor = ("sum", self.count) if self.reduction == "mean" else ("mean", 1 / self.count)
-                advice = (
-                    f"; in examples it is the {other_reduction} of the micro-batches' losses: give reduction={other_reduction!r}"
-                    if not self.is_given and _are_all_zero(compare(factor))
-                    else ""
-                )
+                if not self.is_given and _are_all_zero(compare(factor)):
+                    advice = f"; in examples it is the {other_reduction} of the micro-batches' losses: give reduction="
+                    advice += repr(other_reduction)
+                else:
+                    advice = ""
                 self._warn(self.unproven[0] + advice, 5)
         elif differences[0] is not None and differences[0][1] > 0:
             op, share = differences[0]

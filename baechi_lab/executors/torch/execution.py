@@ -287,11 +287,10 @@ def divide(
             f"schedule is {str(schedule).splitlines()[0]!r}; outside a pipeline it can be 'gpipe' (all micro-batches under "
             "way at once) or '1f1b' (as many as there are devices)"
         )
-    in_flight = (
-        min(len(micro_steps), len(set(placed_model.placement.device.tolist())))
-        if schedule == "1f1b"
-        else len(micro_steps)
-    )
+    if schedule == "1f1b":
+        in_flight = min(len(micro_steps), len(set(placed_model.placement.device.tolist())))
+    else:
+        in_flight = len(micro_steps)
     return StepDivision(micro_steps, None, in_flight, adding)
 
 

@@ -99,11 +99,9 @@ def no_compiler(device: str) -> str:
         return "" if find_spec("triton") else "torch.compile needs triton for GPUs, and it is not installed"
     compiler_name = os.environ.get("CXX")
     if compiler_name:
-        return (
-            ""
-            if shutil.which(compiler_name)
-            else f"torch.compile needs a C++ compiler, and CXX={compiler_name} is not here"
-        )
+        if shutil.which(compiler_name):
+            return ""
+        return f"torch.compile needs a C++ compiler, and CXX={compiler_name} is not here"
     compiler = shutil.which("g++") or shutil.which("clang++")
     return "" if compiler else "torch.compile needs a C++ compiler, and none is here (g++, clang++, or CXX)"
 

@@ -58,11 +58,10 @@ def contract_short_ops(
         readers, producers = np.bincount(a, minlength=n), np.bincount(b, minlength=n)
         merged_op, surviving_op = (a, b) if round_index % 2 == 0 else (b, a)
         alone = (readers if round_index % 2 == 0 else producers)[merged_op] == 1
-        cheaper = (
-            received_us[merged_op] <= sent_us[merged_op]
-            if round_index % 2 == 0
-            else sent_us[merged_op] <= received_us[merged_op]
-        )
+        if round_index % 2 == 0:
+            cheaper = received_us[merged_op] <= sent_us[merged_op]
+        else:
+            cheaper = sent_us[merged_op] <= received_us[merged_op]
         is_chain = (readers[a] == 1) & (producers[b] == 1)
         fits = (work[merged_op] <= short) | (is_chain & (work[a] + work[b] <= work_limit))
         alike = ((group[merged_op] < 0) | (group[merged_op] == group[surviving_op])) & (

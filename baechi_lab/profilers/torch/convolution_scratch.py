@@ -92,11 +92,9 @@ def _copies_of_convolution(args: Args, out: torch.Tensor) -> int:
         copies = _blocked_bytes(tensor) + _blocked_bytes(out) + _blocked_weight_bytes(weight)
         copies += _read_positions_bytes(tensor, weight, strides, out)
         product_bytes = copies + SCRATCH_HEADER_BYTES
-        return (
-            max(product_bytes, _copies_of_transposed(tensor, weight, strides, groups, out))
-            if args[6]
-            else product_bytes
-        )
+        if args[6]:
+            return max(product_bytes, _copies_of_transposed(tensor, weight, strides, groups, out))
+        return product_bytes
     if args[6]:
         if max(args[5]) > 1 or (weight.dim() > 4 and _is_unfolded(tensor, weight)):
             return _copies_of_dilated_transposed(tensor, weight, out)

@@ -129,11 +129,10 @@ class _Reader:
             node = self._source(argument)
             if node not in self.value:
                 source = self._source(node.args[0]) if _is_item(node) else None
-                self.value[node] = (
-                    self.value[source][node.args[1]]
-                    if source in self.value
-                    else _as_meta_tensors(node.meta.get("val"), node.name, self.open_sizes)
-                )
+                if source in self.value:
+                    self.value[node] = self.value[source][node.args[1]]
+                else:
+                    self.value[node] = _as_meta_tensors(node.meta.get("val"), node.name, self.open_sizes)
             return self.value[node]
         return torch.device("meta") if isinstance(argument, torch.device) else argument
 

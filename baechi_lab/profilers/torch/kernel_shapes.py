@@ -213,11 +213,9 @@ def wait_us(name: str, args: Args, out: torch.Tensor) -> float:
         if not args[10][2]:
             return 0.0
         gradient, filters = args[0], args[0].shape[1]
-        return (
-            arithmetic.column_sum_us(gradient.numel() // filters, filters)
-            if channels_last(gradient)
-            else POSITIONS_SUM_US
-        )
+        if channels_last(gradient):
+            return arithmetic.column_sum_us(gradient.numel() // filters, filters)
+        return POSITIONS_SUM_US
     if name not in ("sum", "mean") or len(args) < 2 or not args[1] or not args[0].numel():
         return 0.0
     dims = {int(d) % _dims(args[0]) for d in args[1]}

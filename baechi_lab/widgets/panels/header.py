@@ -314,11 +314,10 @@ def costs_in_words(graph: OpGraph) -> str:
     """
     if "measured" in graph.info:
         repeats = graph.info["measured"].get("step_us", ())
-        between = (
-            f", {len(repeats)} repeats of {' to '.join(times_in_one_unit([min(repeats), max(repeats)]))}"
-            if repeats
-            else ""
-        )
+        if repeats:
+            between = f", {len(repeats)} repeats of {' to '.join(times_in_one_unit([min(repeats), max(repeats)]))}"
+        else:
+            between = ""
         return f"measured here{between}"
     estimate = graph.info.get("estimate", {})
     errors = estimate.get("expected_error", {})

@@ -188,11 +188,10 @@ class GraphView(CanvasView):
             return
         before, clicked_boxes = set(covering(self.scene, self.selected_ops)), set(change.new)
         if clicked_boxes != before:
-            kept_boxes = (
-                clicked_boxes & before
-                if len(clicked_boxes) > 1 and (clicked_boxes > before or clicked_boxes < before)
-                else set()
-            )
+            if len(clicked_boxes) > 1 and (clicked_boxes > before or clicked_boxes < before):
+                kept_boxes = clicked_boxes & before
+            else:
+                kept_boxes = set()
             kept_ops = self._ops[np.isin(self.scene.nodes[self.scene.owner[self._ops]], list(kept_boxes))]
             self.choose(np.concatenate([kept_ops, *(self.tree.members(node) for node in clicked_boxes - kept_boxes)]))
 

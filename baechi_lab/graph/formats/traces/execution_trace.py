@@ -193,11 +193,10 @@ def _aligned_pairs(rows: Sequence[Row], nodes: Sequence[Access]) -> Iterator[lis
     if shorter < _FEWEST_IN_ORDER and len(rows) != len(nodes):
         return
     for at in range(shift - shorter + 1):
-        pairs = (
-            list(zip(rows[at:], nodes, strict=False))
-            if len(rows) > len(nodes)
-            else list(zip(rows, nodes[at:], strict=False))
-        )
+        if len(rows) > len(nodes):
+            pairs = list(zip(rows[at:], nodes, strict=False))
+        else:
+            pairs = list(zip(rows, nodes[at:], strict=False))
         if all(access.is_of(row.name) for row, access in pairs):
             yield pairs
 

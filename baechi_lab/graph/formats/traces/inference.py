@@ -49,11 +49,10 @@ def infer_dependencies(
             event.reads[j, "order"] = size
         if event.lane not in last_on_lane or events[last_on_lane[event.lane]].end_us <= event.end_us:
             last_on_lane[event.lane] = i
-    sizes = (
-        "of the reader's largest input"
-        if input_bytes is not None
-        else "unknown, and taken for those of control dependencies"
-    )
+    if input_bytes is not None:
+        sizes = "of the reader's largest input"
+    else:
+        sizes = "unknown, and taken for those of control dependencies"
     return (
         "what depends on what is inferred from the order on threads and streams (the trace has no tensors): an op waits "
         f"for the one before it on its lane and for the one that ended last; sizes are {sizes}"
