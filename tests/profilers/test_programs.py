@@ -643,6 +643,10 @@ def test_bug_layers_with_equal_vectors_were_one_group(number, biases):
     groups = [graph.colocation[graph.names.index(name)] for name in "gy"]
     assert (groups[0] == groups[1] >= 0) == (biases == 1)
     assert program.graph.node[3].input[1] == "b"  # the caller's model is as it was
+    bias.dims[0] = 7  # not as many as there are numbers
+    program.graph.initializer[2].CopyFrom(bias)
+    with pytest.warns(GuessedCosts, match="shapes"):
+        bl.profile_program(program, hardware="h100", training=False)
 
 
 def test_bug_views_were_copies_in_memory():
