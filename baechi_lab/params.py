@@ -32,8 +32,7 @@ def _has_type(value: object, type_name: str) -> bool:
 class Params:
     """Mixin for frozen dataclasses whose fields are their parameters.
 
-    The constructor only stores; `validate` is called at use. Equality and a repr that is code come from
-    the dataclass.
+    The constructor only stores; `validate` is called at use. Equality and a repr that is code come from the dataclass.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

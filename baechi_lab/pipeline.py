@@ -64,9 +64,8 @@ class Result:
 class Pipeline:
     """The stages wired together: `Profile() | Optimize() | Place("m-sct") | Simulate()`.
 
-    Any stage may be replaced by a callable with the inputs of its slot (`baechi_lab.stages`). A function in a chain
-    takes the slot after its neighbour's, or the one that its attribute `slot` names; `replace(place=f)` says it
-    outright.
+    Any stage may be replaced by a callable with the inputs of its slot (`baechi_lab.stages`). A function in a chain takes the
+    slot after its neighbour's, or the one that its attribute `slot` names; `replace(place=f)` says it outright.
 
     Args:
         memo: the memory of results; pipelines derived from one another share one.

@@ -48,9 +48,8 @@ def live_bytes_per_op(graph: OpGraph, order: NDArray[np.int64]) -> NDArray[np.in
 def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -> int:
     """Returns the peak bytes of one device that runs every op in `order`, by default topological with the lowest index first.
 
-    Persistent bytes are held throughout; outputs and temporaries appear when their op starts; temporaries go when it
-    ends, an output when its last reader has ended. Every output has bytes of its own, whatever `OpGraph.reuse` says.
-    O(ops + edges).
+    Persistent bytes are held throughout; outputs and temporaries appear when their op starts; temporaries go when it ends, an
+    output when its last reader has ended. Every output has bytes of its own, whatever `OpGraph.reuse` says. O(ops + edges).
 
     >>> g = OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 10), (1, 2, 20)], persistent_bytes=[5, 0, 0])
     >>> single_device_peak(g)    # 5 + 10 + 20 while op 1 runs
@@ -87,8 +86,7 @@ def live_bytes(
 def readiness_peak(graph: OpGraph) -> int:
     """Returns the peak bytes of one device that runs every op in the order of readiness, as the scheduler `fifo` does.
 
-    Ops that become ready at one instant run by their index. Outputs may lie in inputs (`OpGraph.reuse`).
-    O((ops + edges) log).
+    Ops that become ready at one instant run by their index. Outputs may lie in inputs (`OpGraph.reuse`). O((ops + edges) log).
     """
     return order_peak(graph, readiness_order(graph))
 

@@ -1,10 +1,9 @@
 """Groups of forward ops that run again together, and the stages of the backward pass that read their outputs.
 
 Up to `MOST_SINGLE_OPS` ops, each op is a group. Larger graphs have up to `MOST_MERGED` groups: an op whose output only one
-group reads, and no backward op, joins that group; if there are still too many groups, those of least bytes are held
-throughout. Views (`OpGraph.reuse`) belong to the op in whose memory they lie. Then the bytes of running groups are upper
-bounds, and the caller counts the exact bytes of a plan. A stage is a backward op that reads groups, with all ops up to the
-next such op.
+group reads, and no backward op, joins that group; if there are still too many groups, those of least bytes are held throughout.
+Views (`OpGraph.reuse`) belong to the op in whose memory they lie. Then the bytes of running groups are upper bounds, and the
+caller counts the exact bytes of a plan. A stage is a backward op that reads groups, with all ops up to the next such op.
 """
 
 from __future__ import annotations

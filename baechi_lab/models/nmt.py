@@ -17,10 +17,9 @@ class Nmt(TranslationModel):
 
     Mirhoseini et al. 2018 have 2, 4 or 8 layers.
 
-    The context at time t comes from the top decoder layer's state at t - 1 and is an input of the bottom layer, as
-    Bahdanau et al. define it; so a time step must end before the next begins, which GNMT avoids. The output layer is
-    unrolled, as Mirhoseini et al.'s Figure 2 shows it. SGD with gradients clipped to a global norm of 5
-    (Sutskever et al. 2014).
+    The context at time t comes from the top decoder layer's state at t - 1 and is an input of the bottom layer, as Bahdanau et
+    al. define it; so a time step must end before the next begins, which GNMT avoids. The output layer is unrolled, as
+    Mirhoseini et al.'s Figure 2 shows it. SGD with gradients clipped to a global norm of 5 (Sutskever et al. 2014).
 
     Mirhoseini et al. 2018 give the batch (64), not units, vocabulary or length; the defaults are ours. Their graphs have
     28,044, 46,600 and 83,712 ops for 2, 4 and 8 layers; `sequence_length` scales ours to any of them. No dropout, no padding.

@@ -1,12 +1,11 @@
 """Ops, collectives and saved bytes of one rank for one micro-batch of a transformer's parts: embedding, blocks, output layer.
 
-Shapes are the rank's. Tensor parallelism divides heads, the inner width of the feed-forward part and the vocabulary
-(M. Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053). Sequence parallelism divides the remaining tensors along the
-sequence, and selective recomputation drops attention's scores (V. Korthikanti et al., 2022, arXiv:2205.05198). Experts are
-spread over `ep`; an all-to-all sends tokens to them. Context parallelism passes keys and values around a ring, and in the
-backward pass also their gradients (H. Liu et al., "Ring Attention", 2023, arXiv:2310.01889). Each device has an early and a late
-piece of the sequence, so that causal attention has equal work in all rounds. Attention with stored scores gathers keys and values
-instead.
+Shapes are the rank's. Tensor parallelism divides heads, the inner width of the feed-forward part and the vocabulary (M. Shoeybi
+et al., "Megatron-LM", 2019, arXiv:1909.08053). Sequence parallelism divides the remaining tensors along the sequence, and
+selective recomputation drops attention's scores (V. Korthikanti et al., 2022, arXiv:2205.05198). Experts are spread over `ep`;
+an all-to-all sends tokens to them. Context parallelism passes keys and values around a ring, and in the backward pass also
+their gradients (H. Liu et al., "Ring Attention", 2023, arXiv:2310.01889). Each device has an early and a late piece of the
+sequence, so that causal attention has equal work in all rounds. Attention with stored scores gathers keys and values instead.
 
 Forward ops are listed by hand. Backward ops follow from them: a product has a gradient of its input and one of its weight, of
 the same work; element-wise ops move `backward_elements`; a collective has its dual. No op of the block waits for the gradient

@@ -25,13 +25,12 @@ __all__ = ["ListScheduler", "Placer", "list_placers", "make_placer", "place", "p
 def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **params: object) -> Placement:
     """Places `graph` on `cluster` with a registered placer (parameters by keyword) or a placer object.
 
-    Placers simplify two rules of the simulator. They count `overhead_us` of a link as latency, and then prove nothing.
-    They count bytes for every output, although `graph.reuse` may say that an output lies in the memory of another.
-    Two corrections follow (`placers.memory.adjusted_limits`). A placer that finds nothing runs again with larger memory
-    limits, and its placement must fit the real limits when it is simulated. A placement whose simulated step takes more
-    memory than its placer counted is planned again with smaller limits, or `InfeasiblePlacement` is raised. In both cases
-    the placement proves nothing about the step time. That nothing fits is proven only from bytes that are not shared
-    (`placers.memory.packing`).
+    Placers simplify two rules of the simulator. They count `overhead_us` of a link as latency, and then prove nothing. They
+    count bytes for every output, although `graph.reuse` may say that an output lies in the memory of another. Two corrections
+    follow (`placers.memory.adjusted_limits`). A placer that finds nothing runs again with larger memory limits, and its
+    placement must fit the real limits when it is simulated. A placement whose simulated step takes more memory than its placer
+    counted is planned again with smaller limits, or `InfeasiblePlacement` is raised. In both cases the placement proves nothing
+    about the step time. That nothing fits is proven only from bytes that are not shared (`placers.memory.packing`).
 
     Args:
         graph: the ops to place: a graph of `bl.profile`, or a coarse graph of `bl.optimize`. Here the groups of a coarse

@@ -106,8 +106,7 @@ Attempts = list[tuple[Attempt, Placement | None]]
 class Auto(Placer):
     """The best of every fast placer under every scheduler (a portfolio), of the ops and, unless groups are given, of groups.
 
-    Four of them also place on fewer devices, the first ones: small graphs on every number below that of
-    up to eight devices.
+    Four of them also place on fewer devices, the first ones: small graphs on every number below that of up to eight devices.
 
     Args:
         placers: names to ask; None means every registered placer that is fast.

@@ -26,11 +26,10 @@ def estimate_record(
 ) -> dict[str, object]:
     """Returns the entry of `OpGraph.info` under "estimate", as JSON has it.
 
-    Its field `hardware` maps device kinds to names of hardware. `precision` is the chosen one; if none is chosen, that of
-    most FLOPs of matrix products. `constants` maps names of hardware to the constants of
-    their generation, and to the devices that these were fitted on. `expected_error` maps names of hardware to mean relative
-    errors by kind of kernel, and of whole models, on measured rows of the generation that were not fitted; it is empty for
-    generations that were never measured.
+    Its field `hardware` maps device kinds to names of hardware. `precision` is the chosen one; if none is chosen, that of most
+    FLOPs of matrix products. `constants` maps names of hardware to the constants of their generation, and to the devices that
+    these were fitted on. `expected_error` maps names of hardware to mean relative errors by kind of kernel, and of whole
+    models, on measured rows of the generation that were not fitted; it is empty for generations that were never measured.
 
     >>> rows = [Kernel(flops=8.0, matrix=True)]
     >>> estimate_record({"gpu": Hardware.named("v100")}, Precision(), rows)["precision"]

@@ -1,8 +1,7 @@
 """The rules of memory in `validity`: bytes are rebuilt as intervals, and held against limits, peaks and the log of a timeline.
 
 Intervals are merged where outputs reuse the memory of inputs (`OpGraph.reuse`). This is written from the rules of
-docs/simulated-time.md, independently of `simulator.buffer_reuse`, which counts uses event
-by event.
+docs/simulated-time.md, independently of `simulator.buffer_reuse`, which counts uses event by event.
 """
 
 from __future__ import annotations

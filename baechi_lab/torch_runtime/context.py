@@ -120,9 +120,8 @@ def ambient() -> tuple[object, ...]:
 
     A call that finds it changed must run where the code has it.
 
-    It covers hooks on saved tensors (checkpointing, offloading), dispatch modes, transforms (`vmap`), forward-mode
-    derivatives, the default dtype and the choice of kernels. It also covers autocast, because its cache of casts ends with
-    the region.
+    It covers hooks on saved tensors (checkpointing, offloading), dispatch modes, transforms (`vmap`), forward-mode derivatives,
+    the default dtype and the choice of kernels. It also covers autocast, because its cache of casts ends with the region.
     """
     return (
         saved_tensor_hooks_active(),

@@ -1,9 +1,8 @@
 """Commands that run a module in a Python process that imports nothing from the current folder.
 
-`python -m`, `python -c` and a PYTHONPATH that names the current folder import whatever lies there under the name of a
-library: a `random.py` in a folder of data would run. So a child gets the caller's `sys.path` without the current folder
-and with the standard library first, in an interpreter that Python calls isolated (`-I`), and this package from where
-the caller has it.
+`python -m`, `python -c` and a PYTHONPATH that names the current folder import whatever lies there under the name of a library:
+a `random.py` in a folder of data would run. So a child gets the caller's `sys.path` without the current folder and with the
+standard library first, in an interpreter that Python calls isolated (`-I`), and this package from where the caller has it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Messages between the caller and a worker process: a JSON header and NumPy arrays, framed, never pickled.
 
-A frame is `BLM1`, the header's length (uint32), the body's length (uint64), both big endian, the header as JSON in
-UTF-8, and the body. The header's `arrays` lists, per array, its bytes in the body and its dtype's name; an array is
-stored in NumPy's npy format, or as plain bytes with its shape in the header where npy does not know the dtype
-(bfloat16 and its relatives).
+A frame is `BLM1`, the header's length (uint32), the body's length (uint64), both big endian, the header as JSON in UTF-8, and
+the body. The header's `arrays` lists, per array, its bytes in the body and its dtype's name; an array is stored in NumPy's npy
+format, or as plain bytes with its shape in the header where npy does not know the dtype (bfloat16 and its relatives).
 """
 
 from __future__ import annotations

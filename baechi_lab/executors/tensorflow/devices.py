@@ -106,9 +106,8 @@ def cpu_memory() -> int:
 def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], device_count: int) -> Selection:
     """Selects the devices for a placement over `device_count` indices.
 
-    `names` has (device name, memory bytes) of a cluster. None means the attached devices: GPUs if there are any (split if
-    there are too few), logical CPU devices otherwise. `options`: `virtual`, `memory_limit`, `kind`, `threads`, `workers`,
-    `secret`.
+    `names` has (device name, memory bytes) of a cluster. None means the attached devices: GPUs if there are any (split if there
+    are too few), logical CPU devices otherwise. `options`: `virtual`, `memory_limit`, `kind`, `threads`, `workers`, `secret`.
     """
     if options.get("workers"):
         return _select_tasks(names, options, device_count)

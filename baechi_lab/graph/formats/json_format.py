@@ -1,11 +1,10 @@
 """The JSON format: records to documents and back.
 
-A document is an object with `format` ("baechi_lab"), `version` (1) and `kind` (graph, cluster, placement or
-timeline). Ops, tensors, transfers are stored by column, one list per field, because a list of 80,000 numbers is
-read and checked at array speed and a list of 80,000 objects is not. `baechi_lab.schema.json` beside this module is
-the published JSON Schema. A reader checks the document against it with every list cut to its first entries (the
-schema says the same of each entry), and then checks whole columns as arrays, so that an error names the field and
-the entry, wherever it is. Columns that hold only defaults are left out.
+A document is an object with `format` ("baechi_lab"), `version` (1) and `kind` (graph, cluster, placement or timeline). Ops,
+tensors, transfers are stored by column, one list per field, because a list of 80,000 numbers is read and checked at array speed
+and a list of 80,000 objects is not. `baechi_lab.schema.json` beside this module is the published JSON Schema. A reader checks
+the document against it with every list cut to its first entries (the schema says the same of each entry), and then checks whole
+columns as arrays, so that an error names the field and the entry, wherever it is. Columns that hold only defaults are left out.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """OpGraph to networkx and back, without loss.
 
-A DiGraph whose nodes, in insertion order, are the ops. Node attributes: `duration_us` (required), and where they say
-something `name` (default: the node as text), `op_type`, `duration_by_kind` ({kind: us}), `temp_bytes`,
-`persistent_bytes`, `colocation_group`, `allowed` (a device name or kind, or a list of them), `forward_of` (a node or an
-op name), `unread` ({tensor: bytes} that nobody reads), `outputs` (the names of the op's tensors in their order).
-Edge attributes: `size_bytes` (required), `tensor` (which output of the producer it is), or `tensors`
-({tensor: bytes}, adding up to `size_bytes`) where the consumer reads several. Without `tensor`, all edges of one
-producer with one size are one tensor. Graph attributes: `name`, `colocation_groups`, `allowed_sets`, `group_of`,
-`source_key`, `copy_of`, `copied_key`, `micro_batch`, `reuse`, `batch_readers`.
+A DiGraph whose nodes, in insertion order, are the ops. Node attributes: `duration_us` (required), and where they say something
+`name` (default: the node as text), `op_type`, `duration_by_kind` ({kind: us}), `temp_bytes`, `persistent_bytes`,
+`colocation_group`, `allowed` (a device name or kind, or a list of them), `forward_of` (a node or an op name), `unread`
+({tensor: bytes} that nobody reads), `outputs` (the names of the op's tensors in their order). Edge attributes: `size_bytes`
+(required), `tensor` (which output of the producer it is), or `tensors` ({tensor: bytes}, adding up to `size_bytes`) where the
+consumer reads several. Without `tensor`, all edges of one producer with one size are one tensor. Graph attributes: `name`,
+`colocation_groups`, `allowed_sets`, `group_of`, `source_key`, `copy_of`, `copied_key`, `micro_batch`, `reuse`, `batch_readers`.
 """
 
 from __future__ import annotations

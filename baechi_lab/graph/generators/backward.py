@@ -22,14 +22,13 @@ _BYTES_PER_US = 4e5
 def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> OpGraph:
     """Returns the training graph of `forward`, in the shape that TensorFlow gives it.
 
-    A variable is an op that holds persistent bytes and reads nothing; a gradient is needed for every tensor that does
-    not come from an op that reads nothing (unless that is a variable; a graph without variables counts all as such).
-    For every tensor that an op `f` reads there is an op `grad/f/k`, with `forward_of` f, that produces its gradient. It
-    reads the gradients of what `f` produced and one activation: the other input of an op with two inputs, the
-    output of an op with one. It lasts `ratio` times as long as `f` (`2 / k` of that for ops with k > 2 inputs). Where a
-    tensor has several readers, `sum/tensor` adds their gradients. `update/v` reads the gradient of variable v and
-    shares a colocation group with it. Sums and updates name no forward op. The optimizer keeps `slots` more copies
-    of each variable.
+    A variable is an op that holds persistent bytes and reads nothing; a gradient is needed for every tensor that does not come
+    from an op that reads nothing (unless that is a variable; a graph without variables counts all as such). For every tensor
+    that an op `f` reads there is an op `grad/f/k`, with `forward_of` f, that produces its gradient. It reads the gradients of
+    what `f` produced and one activation: the other input of an op with two inputs, the output of an op with one. It lasts
+    `ratio` times as long as `f` (`2 / k` of that for ops with k > 2 inputs). Where a tensor has several readers, `sum/tensor`
+    adds their gradients. `update/v` reads the gradient of variable v and shares a colocation group with it. Sums and updates
+    name no forward op. The optimizer keeps `slots` more copies of each variable.
 
     Forward ops keep their index; the others follow in reverse topological order. O((ops + edges) log).
 

@@ -48,8 +48,7 @@ def check_give_up(give_up: object, objective: str) -> None:
 def place_with_memory_trades(graph: OpGraph, cluster: Cluster, placer: Any) -> Placement:
     """Places `graph` with a placer that has `give_up`. The result is a placement of its `graph`.
 
-    `gave_up` has the arguments of `bl.recompute` and `bl.offload` that make this graph. It is empty for the original
-    graph.
+    `gave_up` has the arguments of `bl.recompute` and `bl.offload` that make this graph. It is empty for the original graph.
 
     Raises:
         InfeasiblePlacement: no placement fits, with any of the allowed trades.

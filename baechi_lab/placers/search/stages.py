@@ -1,12 +1,11 @@
 """Searches for the shortest period or step of several micro-batches: annealing of stages and devices, each candidate measured.
 
-A candidate is an assignment of units (`pipeline_stages.pipeline_units`) to leading devices, and for every leader its
-replicas. A move shifts a unit to the previous or next stage, with other units so that the stages remain a pipeline, or
-exchanges two devices. If devices may share a stage, a move may also add a device to a stage (an idle one, or one of another
-stage), cut a stage with several devices into two, join two consecutive stages, or make a device idle. A candidate that exceeds
-memory, or forms no pipeline for the schedule, has infinite cost. The start is the result of the dynamic programs; the moves
-improve what these programs do not model. Of few assignments each is measured first.
-Complexity: one measured period or step per candidate.
+A candidate is an assignment of units (`pipeline_stages.pipeline_units`) to leading devices, and for every leader its replicas.
+A move shifts a unit to the previous or next stage, with other units so that the stages remain a pipeline, or exchanges two
+devices. If devices may share a stage, a move may also add a device to a stage (an idle one, or one of another stage), cut a
+stage with several devices into two, join two consecutive stages, or make a device idle. A candidate that exceeds memory, or
+forms no pipeline for the schedule, has infinite cost. The start is the result of the dynamic programs; the moves improve what
+these programs do not model. Of few assignments each is measured first. Complexity: one measured period or step per candidate.
 """
 
 from __future__ import annotations

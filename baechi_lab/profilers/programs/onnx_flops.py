@@ -176,9 +176,8 @@ def _has_projection(node: NodeProto) -> bool:
 def _attention_products(node: NodeProto, input_shapes: Shapes, skips_masked: bool = False) -> tuple[Product, ...]:
     """Returns the scores of queries and keys, and their product with the values, for every head of the queries.
 
-    Causal attention skips the keys after a query, a half of all, if `skips_masked`.
-    Shapes are batch, heads, positions, size, or batch, positions, heads * size. `com.microsoft`'s Attention also has one
-    product that makes queries, keys and values.
+    Causal attention skips the keys after a query, a half of all, if `skips_masked`. Shapes are batch, heads, positions, size,
+    or batch, positions, heads * size. `com.microsoft`'s Attention also has one product that makes queries, keys and values.
     """
     heads = attribute(node, "q_num_heads", attribute(node, "num_heads", 1))
     causal = attribute(node, "is_causal", attribute(node, "unidirectional", node.op_type == "GroupQueryAttention"))

@@ -1,9 +1,8 @@
 """Runs a model on fake tensors: shapes and types without data, so that a model of any size runs anywhere.
 
-Every parameter, buffer and input is replaced by a fake tensor on the CPU, even if it was on the meta device, so that code
-that creates tensors gets fake tensors on the same device. Attention and dropout run as the fused kernels that GPUs use, or as a
-CPU runs them. Random numbers are really drawn, one for each operator that would draw, so that a trace sees which calls are
-random.
+Every parameter, buffer and input is replaced by a fake tensor on the CPU, even if it was on the meta device, so that code that
+creates tensors gets fake tensors on the same device. Attention and dropout run as the fused kernels that GPUs use, or as a CPU
+runs them. Random numbers are really drawn, one for each operator that would draw, so that a trace sees which calls are random.
 
 Operators that read values (`item()`, `nonzero()`) run if the values depend only on integer inputs and on tensors that the
 model creates itself (see `known_values`), or if they only ask whether all values are finite. Otherwise `InvalidInput` is
@@ -409,9 +408,8 @@ def _fused_recurrent(function: Callable[..., Any], own_thread: int, on_cpu: bool
 def _use_known_values(values: KnownValues) -> Iterator[None]:
     """Makes fake tensors with known values real for `transformers`, and numbers in texts and lists.
 
-    They are printed as numbers (`f"expert_{index}"`), and `torch.tensor` takes them within a list.
-    Otherwise `transformers` creates the mask of padded or packed sequences whenever a mask or positions are fake, because it
-    must not read them.
+    They are printed as numbers (`f"expert_{index}"`), and `torch.tensor` takes them within a list. Otherwise `transformers`
+    creates the mask of padded or packed sequences whenever a mask or positions are fake, because it must not read them.
     """
 
     def number(tensor: torch.Tensor, spec: str) -> str:

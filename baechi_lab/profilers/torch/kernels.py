@@ -5,9 +5,8 @@ fixed number per element (`profilers/arithmetic.py`), reductions one per input e
 data movement none. Bytes are those of all tensors read and written, each once; for lookups only the part that is read. A call
 whose outputs share the memory of its inputs moves nothing.
 
-Fused attention counts its FLOPs without the mask, as torch's counter does; its time skips what is causal.
-Products of float32 numbers and convolutions run in full float32, unless the option `precision` says otherwise
-(`profilers/precision.py`).
+Fused attention counts its FLOPs without the mask, as torch's counter does; its time skips what is causal. Products of float32
+numbers and convolutions run in full float32, unless the option `precision` says otherwise (`profilers/precision.py`).
 """
 
 from __future__ import annotations

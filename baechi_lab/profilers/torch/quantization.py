@@ -3,8 +3,7 @@
 A `quantization_config` says how the weights of a checkpoint are stored. The estimated model has its weights in the type of its
 activations, in which products run. Every quantized parameter gets `stored_bytes`: the packed numbers with scales, zero points
 and code books. Kernels read that many bytes. Such parameters are not trained. The choice of modules and their packing follow
-`transformers` and the packages that it calls (`transformers/quantizers`; bitsandbytes, GPTQModel, AutoAWQ,
-compressed-tensors).
+`transformers` and the packages that it calls (`transformers/quantizers`; bitsandbytes, GPTQModel, AutoAWQ, compressed-tensors).
 """
 
 from __future__ import annotations

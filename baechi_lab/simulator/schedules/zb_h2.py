@@ -1,8 +1,7 @@
 """`zb-h2`: no bubble but the pipeline's filling, for twice the activations (Qi et al. 2023, arXiv:2401.10241, section 2.3).
 
-Stage s of p begins with 2 (p - 1 - s) forwards instead of p - 1 - s and does a W 2 s micro-batches after its B, so that
-every device holds at most 2 p - 1 activations. With F = B = W and free transfers no device waits between its first
-and its last unit.
+Stage s of p begins with 2 (p - 1 - s) forwards instead of p - 1 - s and does a W 2 s micro-batches after its B, so that every
+device holds at most 2 p - 1 activations. With F = B = W and free transfers no device waits between its first and its last unit.
 """
 
 from __future__ import annotations
