@@ -17,7 +17,7 @@ from ..torch_runtime.tree import as_arguments, lists_of_images, map_tensors, spl
 from .default_loss import own_loss
 
 FAILURES = (TypeError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError)
-"""What an optimizer raises that cannot update parameters alone: it wants a closure, or their names."""
+"""What code of a model or an optimizer raises on arguments that it was not made for: an optimizer may require a closure."""
 
 
 MOST_OPTIMIZER_STATES = 100

@@ -59,23 +59,14 @@ from .pinned_calls import PinnedCalls, plainly, recomputes
 from .records import Call, Trace
 from .snapshot import ModelSnapshot
 from .state import State
+from .step import FAILURES
 
 _LIKE_FIRST = (
     "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_scatter masked_fill setitem"
 )
 """Functions that return a tensor like the first that they take."""
 
-_FAILURES = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    NameError,
-    AssertionError,
-    ArithmeticError,
-    ImportError,
-)
+_FAILURES = (*FAILURES, NameError, ArithmeticError, ImportError)
 """What the code of a model raises on inputs that it was not made for."""
 
 

@@ -36,7 +36,7 @@ from ...torch_runtime.intercept import Frame, Interceptor
 from ...torch_runtime.random import generator_states, same_states
 from ...torch_runtime.tree import Args, Function, Kwargs, map_tensors, tensors
 from ...torch_steps.snapshot import ModelSnapshot
-from ...torch_steps.step import TorchStep
+from ...torch_steps.step import FAILURES, TorchStep
 from ..gradient_tolerance import GRADIENT_TOLERANCE, HALF_GRADIENT_TOLERANCE
 
 NEAR_LOSS = 1e-4
@@ -63,16 +63,7 @@ _DRAWS = frozenset(
     "randint_like".split()
 )
 
-_FAILURES = (
-    BaechiLabError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-)
+_FAILURES = (*FAILURES, ArithmeticError, BaechiLabError)
 
 
 @dataclass(frozen=True)

@@ -52,16 +52,8 @@ REARRANGING = frozenset({"StridedSlice", "Split", "SplitV", "Unpack", "Reshape",
 INDEXING = frozenset({"Pack", "ConcatV2", "Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"})
 """Ops for which positions of samples are indices, or become indices."""
 MATRIX = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
-COUNTING = (
-    "UnsortedSegment",
-    "Segment",
-    "SparseSegment",
-    "Bincount",
-    "DenseBincount",
-    "Unique",
-    "Histogram",
-    "ScatterNd",
-    "TensorScatter",
+COUNTING = tuple(
+    "UnsortedSegment Segment SparseSegment Bincount DenseBincount Unique Histogram ScatterNd TensorScatter".split()
 )
 """Ops that add up, count or arrange entries by values of the batch, whichever samples they belong to."""
 SELECTIONS = frozenset({"Select", "SelectV2"})

@@ -44,29 +44,11 @@ Node: uint64 id = 1; string name = 2; int32 type = 3; repeated uint64 ctrl_deps 
 """
 """The fields that are read or written here, of the published schema (`schema/protobuf/et_def.proto` of mlcommons/chakra)."""
 
-TYPES = (
-    "INVALID_NODE",
-    "METADATA_NODE",
-    "MEM_LOAD_NODE",
-    "MEM_STORE_NODE",
-    "COMP_NODE",
-    "COMM_SEND_NODE",
-    "COMM_RECV_NODE",
-    "COMM_COLL_NODE",
-    "STORAGE_NODE",
-    "BATCH_NODE",
-    "CHECKPOINT_NODE",
+TYPES = tuple(
+    "INVALID_NODE METADATA_NODE MEM_LOAD_NODE MEM_STORE_NODE COMP_NODE COMM_SEND_NODE COMM_RECV_NODE COMM_COLL_NODE "
+    "STORAGE_NODE BATCH_NODE CHECKPOINT_NODE".split()
 )
-_FEEDER_ATTRIBUTES = (
-    "is_cpu_op",
-    "num_ops",
-    "tensor_size",
-    "comm_type",
-    "comm_size",
-    "comm_src",
-    "comm_dst",
-    "comm_tag",
-)
+_FEEDER_ATTRIBUTES = "is_cpu_op num_ops tensor_size comm_type comm_size comm_src comm_dst comm_tag".split()
 """Fields of a node of `workload_graph` that are attributes in the other forms."""
 _UNITS = {"MEM": "memory", "STORAGE": "memory", "CHECKPOINT": "memory", "COMM": "communication"}
 
