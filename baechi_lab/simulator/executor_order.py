@@ -1,6 +1,7 @@
 """The order in which one thread of TensorFlow's executor runs ops: what became ready last runs first.
 
-Ops that become ready by an op go on top of a stack, later ops of the graph above earlier ones. Ops that only pass on or
+Ops that become ready by an op go on top of a stack. Usually later ops of the graph are above earlier ones. A session may number
+ops anew, and then earlier ones are above: all gradients of weights may wait for those of inputs. Ops that only pass on or
 describe a tensor run at once. A step starts with a stack of its constants and, below them, the other ops without inputs, in an
 order that differs per session. Those at the bottom wait until nothing else is left, and so does what they lead to, such as all
 updates. O(ops + edges log edges).
@@ -31,12 +32,15 @@ def has_executor_order(graph: OpGraph) -> bool:
     return graph.group_of is None and _VARIABLE in graph.op_types
 
 
-def executor_orders(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the position of every op, int64[n], if a step starts with the last ops without inputs, and if with the first ones.
+def executor_orders(graph: OpGraph) -> tuple[NDArray[np.int64], ...]:
+    """Returns the position of every op, int64[n], in three orders.
+
+    The step starts with the last ops without inputs, with the first ones, and with the last ones while earlier ops are above
+    later ones.
 
     >>> graph = OpGraph.from_edges([1] * 5, [(0, 2, 8), (0, 3, 8), (2, 4, 8)])
-    >>> [order.tolist() for order in executor_orders(graph)]    # 1, 0, 3, 2, 4 and 0, 3, 2, 4, 1
-    [[1, 0, 3, 2, 4], [0, 4, 2, 1, 3]]
+    >>> [order.tolist() for order in executor_orders(graph)]    # 1, 0, 3, 2, 4; 0, 3, 2, 4, 1; and 1, 0, 2, 4, 3
+    [[1, 0, 3, 2, 4], [0, 4, 2, 1, 3], [1, 0, 2, 4, 3]]
     """
     pointer, successor = (a.tolist() for a in graph.successors)
     inline = [kind in INLINE for kind in graph.op_types]
@@ -44,15 +48,16 @@ def executor_orders(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64
     sources = np.flatnonzero(missing_inputs == 0).tolist()
     constants, kernels = [op for op in sources[::-1] if inline[op]], [op for op in sources if not inline[op]]
 
-    def run(stack: list[int]) -> NDArray[np.int64]:
+    def run(stack: list[int], earlier_above: bool = False) -> NDArray[np.int64]:
         missing, at_once, order = missing_inputs.tolist(), deque[int](), list[int]()
         while at_once or stack:
             op = at_once.popleft() if at_once else stack.pop()
             order.append(op)
-            for reader in sorted(successor[pointer[op] : pointer[op + 1]]):
+            for reader in sorted(successor[pointer[op] : pointer[op + 1]], reverse=earlier_above):
                 missing[reader] -= 1
                 if missing[reader] == 0:
                     (at_once if inline[reader] else stack).append(reader)
         return inverse(np.array(order, dtype=np.int64))
 
-    return run([*kernels, *constants]), run([*kernels[::-1], *constants])
+    last_first = [*kernels, *constants]
+    return run([*last_first]), run([*kernels[::-1], *constants]), run(last_first, earlier_above=True)

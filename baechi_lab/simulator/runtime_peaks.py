@@ -36,8 +36,8 @@ SLOWDOWN = 16
 _INNER_GRADIENT = "grad"
 """Type of the op of `torch.autograd.grad` in the forward pass of a PyTorch model."""
 
-_EXECUTOR_ORDERS: WeakKeyDictionary[OpGraph, tuple[NDArray[np.int64], NDArray[np.int64]]] = WeakKeyDictionary()
-"""Graph -> its two orders. A search simulates the same graph many times."""
+_EXECUTOR_ORDERS: WeakKeyDictionary[OpGraph, tuple[NDArray[np.int64], ...]] = WeakKeyDictionary()
+"""Graph -> its orders. A search simulates the same graph many times."""
 
 
 def runtime_peaks(
