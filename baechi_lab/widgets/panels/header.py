@@ -314,11 +314,11 @@ def costs_in_words(graph: OpGraph) -> str:
     """
     if "measured" in graph.info:
         repeats = graph.info["measured"].get("step_us", ())
-        if repeats:
-            between = f", {len(repeats)} repeats of {' to '.join(times_in_one_unit([min(repeats), max(repeats)]))}"
-        else:
-            between = ""
-        return f"measured here{between}"
+        if not repeats:
+            return "measured here"
+        return (
+            f"measured here, {len(repeats)} repeats of {' to '.join(times_in_one_unit([min(repeats), max(repeats)]))}"
+        )
     estimate = graph.info.get("estimate", {})
     errors = estimate.get("expected_error", {})
     names = dict.fromkeys(estimate.get("hardware", {}).values())

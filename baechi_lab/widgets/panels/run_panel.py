@@ -152,12 +152,10 @@ class RunPanel:
             ("steps", str(count)),
         ]
         for native_run in live.native:
-            facts.append(
-                (
-                    native_run.name,
-                    format_us(native_run.median_seconds * 1e6) if len(native_run.step_seconds) else native_run.message,
-                )
+            time_text = (
+                format_us(native_run.median_seconds * 1e6) if len(native_run.step_seconds) else native_run.message
             )
+            facts.append((native_run.name, time_text))
         if live.run is not None and live.run.native_ratio == live.run.native_ratio:
             facts.append(("measured / native", f"{live.run.native_ratio:.2f}"))
         facts_html = "".join(f"<span>{name_with_tooltip(k)} <b>{html.escape(v)}</b></span>" for k, v in facts if v)
