@@ -86,8 +86,8 @@ def plain_runtime():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
 
 
-# Of the two deep convolutional networks, whose first eager step takes 10 s, Inception-V3 is compared with Keras' own training
-# loop in tests/profilers/test_inception.py.
+# Of the two deep convolutional networks, whose first eager step takes 10 s, blocks of Inception-V3 are compared with Keras' own
+# training loop in tests/profilers/test_inception.py.
 @pytest.mark.parametrize("name", sorted(set(TINY) - {"inception_v3", "resnet"}))
 def test_traced_step_trains_as_the_eager_one(name, plain_runtime):
     training = make_model(name, **TINY[name]).training_step()
@@ -96,7 +96,7 @@ def test_traced_step_trains_as_the_eager_one(name, plain_runtime):
     assert eager[1] < eager[0]
 
 
-@pytest.mark.parametrize("name", sorted(set(TINY) - {"inception_v3"}))
+@pytest.mark.parametrize("name", sorted(set(TINY) - {"inception_v3", "resnet"}))
 def test_build_names_the_step_and_its_parameters(name):
     assert built(name).name == name
     assert built(name).info["params"] == built(name).built_from.params == make_model(name, **TINY[name]).get_params()

@@ -472,12 +472,17 @@ def padding(*lengths, size=12):
 
 
 BATCHES = ("plain", "all ones", "padded", "four dimensions", "labels")
+OTHER_BATCHES = {
+    "GPT2": ("padded", "four dimensions"),
+    "Bert": ("plain", "labels"),
+    "OPT": ("padded", "all ones"),  # its positions are counted in a mask of two dimensions
+    "Mixtral": ("padded", "labels"),
+}
 FAST_CUTS = (("Llama", "padded"), ("Llama", "labels"))
 CUT_MODELS = [
     pytest.param(name, batch, marks=[] if (name, batch) in FAST_CUTS else pytest.mark.slow)
     for name in LANGUAGE_MODELS
-    for batch in (BATCHES if name in ("Llama", "GPT2", "Bert", "OPT") else ("padded", "labels"))
-    if (name, batch) != ("OPT", "four dimensions")  # which counts positions in a mask of two dimensions
+    for batch in (BATCHES if name == "Llama" else OTHER_BATCHES.get(name, ("padded",)))
 ]
 """Rotary models read their masks in the same way: all batches for one of them."""
 
@@ -921,6 +926,7 @@ def environment(folder):
 
 TORCHRUN = """
 import runpy, sys
+import torch.distributed.pipelining
 from torch.distributed import run
 from torch.distributed.launcher.api import elastic_launch
 
