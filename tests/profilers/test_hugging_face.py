@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import warnings
+from itertools import product
 from math import prod
 
 import pytest
@@ -82,7 +83,6 @@ def forward_flops(name):
     tokens = 2 * B * S
     return {
         "llama": tokens * (N * gated + H * V) + N * ATTENTION,
-        "mistral": tokens * (N * gated + H * V) + N * ATTENTION,
         "mixtral": tokens * (N * (gated + 3 * H * FF + 4 * H) + H * V) + N * ATTENTION,  # two experts per token, router
         "gpt2": tokens * (N * 12 * H * H + H * V) + N * ATTENTION,
         "bert": tokens * N * plain + 2 * B * (H * H + 2 * H) + N * ATTENTION,
@@ -90,7 +90,7 @@ def forward_flops(name):
     }[name]
 
 
-@pytest.mark.parametrize("name", slow(CONFIGS, "llama", "mistral", "mixtral", "bert", "t5"))
+@pytest.mark.parametrize("name", slow([c for c in CONFIGS if c != "mistral"], "llama", "mixtral", "bert", "t5"))
 def test_architectures_have_the_flops_and_bytes_of_hand_arithmetic(name):
     """FLOPs within 1 % of hand arithmetic, bytes exact: bf16 weights and gradients, two states of Adam."""
     model, inputs = bl.torch.hugging_face(CONFIGS[name], batch_size=B, sequence_length=S)
@@ -137,11 +137,11 @@ def test_a_model_of_images_has_the_flops_of_hand_arithmetic():
     assert bl.torch.profile(model, inputs, hardware="l4").n > 20
 
 
-TEXT = {**ROTARY, "model_type": "llama"}
+TEXT = {**ROTARY, "model_type": "llama", "num_hidden_layers": 1}
 VISION = {
     "hidden_size": H,
     "intermediate_size": FF,
-    "num_hidden_layers": N,
+    "num_hidden_layers": 1,
     "num_attention_heads": HEADS,
     "image_size": 32,
     "patch_size": 8,
@@ -252,7 +252,7 @@ FIT = {
             "model_type": "internvl",
             "architectures": ["InternVLForConditionalGeneration"],
             "image_token_id": V - 1,
-            "text_config": {**ROTARY, "model_type": "qwen2"},
+            "text_config": {**TEXT, "model_type": "qwen2"},
             "vision_config": {**VISION, "model_type": "internvl_vision"},
         },
         {"input_ids": (2, S), "labels": (2, S), "pixel_values": (2, 3, 32, 32)},
@@ -324,8 +324,9 @@ LOOK = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", LOOK)
-@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    ("kind", "mode"), [*product(LOOK, ["training"]), ("longformer", "inference"), ("bart", "inference")]
+)
 def test_models_that_look_at_masks_and_tokens(kind, mode):
     """As many FLOPs of matrix products as PyTorch counts of a real run; all six were refused."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -460,7 +461,8 @@ def test_bug_estimates_had_masks_that_the_model_does_not_make(name, monkeypatch)
         return attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
     config, other_inputs = MASKS[name]
-    model, inputs = bl.torch.hugging_face(config, batch_size=B, sequence_length=S)
+    layers = {} if name == "gemma3" else {"num_layers" if name[:2] == "t5" else "num_hidden_layers": 1}
+    model, inputs = bl.torch.hugging_face(config | layers, batch_size=B, sequence_length=S)
     inputs |= other_inputs
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
     estimate_layers(model, inputs)
@@ -560,7 +562,7 @@ def test_the_command_estimates_a_configuration(call):
 @pytest.mark.slow
 def test_bug_the_type_of_a_configuration_was_not_that_of_the_model(call):
     """In Python as in the command: weights and gradients of 2 bytes and two states; `dtype` is above the configuration."""
-    config = {**CONFIGS["llama"], "torch_dtype": "bfloat16"}
+    config = {**CONFIGS["llama"], "torch_dtype": "bfloat16", "num_hidden_layers": 1}
     model, inputs = bl.torch.hugging_face(config, sequence_length=8)
     parameters = sum(p.numel() for p in model.parameters())
     rotary = sum(b.nbytes for b in model.buffers())  # float32, as in a model that was loaded
@@ -631,7 +633,7 @@ def test_bug_quantized_weights_counted_in_the_type_of_activations(method):
     stored = sum(map(stored_bytes, model.parameters()))
     trained = 2 * sum(p.numel() for n, p in model.named_parameters() if "proj" not in n)
     rotary = sum(b.nbytes for b in model.buffers())
-    for granularity in ("layer", "operator"):
+    for granularity in ("layer", "operator") if method in ("fp8", "gptq") else ("operator",):
         graph = bl.torch.profile(model, inputs, hardware="h100", optimizer="adam", granularity=granularity)
         assert graph.persistent_bytes.sum() == stored + 3 * trained + rotary
         assert graph.info["estimate"]["quantization"].endswith("products are estimated in the type of the activations")

@@ -27,7 +27,6 @@ eager_losses = step_sessions.eager_losses
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "adam": lambda: keras.optimizers.Adam(0.01),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
     "adamw-clipped": lambda: keras.optimizers.AdamW(0.01, clipnorm=1.0, use_ema=True),
     "accumulating": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
@@ -36,7 +35,6 @@ OPTIMIZERS = {
 SLOTS_PER_WEIGHT = {
     "sgd": 0,
     "nesterov": 1,
-    "adam": 2,
     "rmsprop": 3,
     "adamw-clipped": 3,
     "accumulating": 3,

@@ -86,7 +86,7 @@ def test_training_loop_optimizer_and_checkpoints():
     assert steps(restored, optimizer, 3, 2) == steps(original, optimizers[1], 3, 2)
 
 
-@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3", "transformer"))
+@pytest.mark.parametrize("name", slow([n for n in (*SMALL, *ODD) if n != "inception_v3"], "transformer"))
 def test_train_and_eval_modes(name):
     """Distributed as traced in training, evaluated and trained on: dropout and batch norm follow the mode."""
     torch.manual_seed(0)

@@ -246,7 +246,7 @@ CLUSTERS = {
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("name", fast(["branches", "gnmt", "resnet50"], 1))
 def test_every_read_comes_after_its_write_and_foreign_uses_are_recorded(monkeypatch, name, cluster):
-    for seed in range(4):
+    for seed in range(2):
         gpus, _ = run(monkeypatch, name, CLUSTERS[cluster], seed, reorder=bool(seed % 2))
         assert gpus.copies > 0
         assert not gpus.faults and not gpus.unrecorded()

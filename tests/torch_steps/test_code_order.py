@@ -23,7 +23,7 @@ from baechi_lab.errors import CodeOrderKept  # noqa: E402
 from baechi_lab.torch_steps.assigner import assign, distribution  # noqa: E402
 from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
-CASES = int(os.environ.get("BAECHI_TRUST_CASES", "30"))
+CASES = int(os.environ.get("BAECHI_TRUST_CASES", "12"))
 FIRST = int(os.environ.get("BAECHI_TRUST_FIRST", "0"))
 # In these the code takes another path in a later step, and leaves out calls that others were to come after.
 BRANCHES = (1133, 744)

