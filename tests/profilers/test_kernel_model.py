@@ -550,9 +550,14 @@ def test_kernels_wait_for_their_launches():
     assert estimated_us(work, device, generation=generation) == pytest.approx([8, 8, 4])
 
 
-@pytest.mark.parametrize("name", fast([name for name, hardware in HARDWARE.items() if hardware.generation], 4))
+FIRST_OF_GENERATIONS = {
+    hardware.generation: name for name, hardware in reversed(HARDWARE.items()) if hardware.generation
+}
+
+
+@pytest.mark.parametrize("name", fast([*FIRST_OF_GENERATIONS.values()], 4))
 def test_more_work_never_takes_less_time(name):
-    """Of every device in the catalog, in each dimension of a product and for each precision."""
+    """Of a device of every generation in the catalog, in each dimension of a product and for each precision."""
     device = HARDWARE[name]
     for precision in ("fp32", "fp16"):
         for dimension in range(4):
