@@ -40,10 +40,7 @@ from ..views.table_view import Column, TableView, quantity
 from .compare_panel import USE
 from .parts import WIDE, button, for_people, note, row, say, set_class
 
-GRAPH_ALONE = (
-    "a graph does not say what another batch costs: open the workbench with a training step, or choose a model in "
-    "Setting"
-)
+GRAPH_ALONE = "a graph has the times of one batch: choose a model in Setting"
 OWN_BATCH = "a given training step has its own batch: choose a model in Setting for others"
 MEASURED_BATCH = "the times of one batch were measured: estimated times are known for others"
 """What the workbench says instead of `NO_OTHER_BATCH`, which speaks to people who write code."""
