@@ -56,12 +56,14 @@ def _work(
     if func is None:
         return CallWork()
     twins: dict[int, torch.Tensor] = {}
+    folded_weight = args[1] if func in _FOLDED_PRODUCTS and args[1].dim() == 2 else None
+    reads_weight_only = folded_weight is not None and not any(target is folded_weight for target in targets)
 
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in twins:
             copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-            needs_gradient = any(tensor is target for target in targets) if targets else tensor.is_floating_point()
-            twins[id(tensor)] = copy.requires_grad_(needs_gradient)  # PyTorch folds other products with weights
+            is_needed = not targets or tensor is folded_weight or any(tensor is target for target in targets)
+            twins[id(tensor)] = copy.requires_grad_(is_needed and tensor.is_floating_point())
         return twins[id(tensor)]
 
     kernels: list[Kernel] = []
@@ -86,6 +88,7 @@ def _work(
             written_bytes = {storage_key(t): storage_bytes(t) for t in written_tensors}
             made_bytes = sum(size for key, size in written_bytes.items() if key not in read_storages)
             saved_bytes = max(sum(forward.counter.changes) - made_bytes, 0)
+            saved_bytes = 0 if reads_weight_only else saved_bytes
             gradients = [torch.ones_like(t) for t in roots]
             with backward:
                 input_gradients = torch.autograd.grad(
@@ -100,6 +103,8 @@ def _work(
     return CallWork(tuple(k for k in kernels if not k.metadata) or tuple(kernels[:1]), temp_bytes, saved_bytes)
 
 
+_FOLDED_PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.matmul.default)
+"""Operators that PyTorch runs as one product of two matrices, not as a batch of them, where a weight gets a gradient."""
 _FUNCTIONS = {
     torch.ops.aten.scaled_dot_product_attention.default: (functional, "scaled_dot_product_attention"),
     torch.ops.aten.dropout.default: (functional, "dropout"),
