@@ -379,8 +379,8 @@ def _winograd_us(
         return us + 1e6 * FILTER_PASSES * FILTER_NUMBERS * NUMBER_BYTES * filters / hardware.bandwidth
     images = sum(numbers) - filters
     groups = products.count / PART_NUMBERS
-    moved = 2 * PART_NUMBERS * (images + filters) + OUTPUT_NUMBERS * images + FILTER_NUMBERS * filters
-    moved_us = 1e6 * NUMBER_BYTES * groups * moved / _bandwidth(hardware, constants)
+    moved_numbers = 2 * PART_NUMBERS * (images + filters) + OUTPUT_NUMBERS * images + FILTER_NUMBERS * filters
+    moved_us = 1e6 * NUMBER_BYTES * groups * moved_numbers / _bandwidth(hardware, constants)
     return us + moved_us + WINOGRAD_KERNELS * hardware.launch_us
 
 

@@ -121,15 +121,15 @@ class Product:
         transposed convolution have the gradient of those of the convolution that makes the gradient of its input.
         """
         convolved = self.input_gradient or self
-        apart = convolved.winograd_apart and replace(convolved.winograd_apart.right_gradient, makes_filters=True)
-        if apart and min(apart.rows, apart.columns) < MANY_FILTERS:
-            apart = None
+        winograd = convolved.winograd_apart and replace(convolved.winograd_apart.right_gradient, makes_filters=True)
+        if winograd and min(winograd.rows, winograd.columns) < MANY_FILTERS:
+            winograd = None
         return Product(
             convolved.count,
             convolved.inner,
             convolved.columns,
             convolved.rows,
-            winograd_apart=apart,
+            winograd_apart=winograd,
             window=self.window,
             makes_filters=self.window > 0,
             channels=self.channels,
@@ -470,10 +470,10 @@ def _with_winograd(
     """
     filters = group_filters or shape.columns
     blocks = prod(-(-size // (2 * side)) for size, side in zip(positions, WINOGRAD_BLOCK, strict=True))
-    fused = Product(16 * shape.count, batch * blocks * prod(WINOGRAD_BLOCK), filters, group_channels)
-    parts = prod(-(-size // 4) for size in positions)
-    apart = Product(36 * shape.count, batch * parts, filters, group_channels)
-    return replace(shape, winograd=fused, winograd_apart=apart)
+    in_one_kernel = Product(16 * shape.count, batch * blocks * prod(WINOGRAD_BLOCK), filters, group_channels)
+    part_count = prod(-(-size // 4) for size in positions)
+    in_kernels_apart = Product(36 * shape.count, batch * part_count, filters, group_channels)
+    return replace(shape, winograd=in_one_kernel, winograd_apart=in_kernels_apart)
 
 
 def matmul_product(left: Sequence[int], right: Sequence[int], inner: int, outputs: Sequence[int]) -> Product | None:

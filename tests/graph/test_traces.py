@@ -260,8 +260,8 @@ def test_bug_the_nodes_of_a_chakra_trace_as_a_list_were_refused(tmp_path, form):
 
 def test_bug_a_binary_chakra_trace_whose_first_message_has_123_bytes_was_read_as_text(tmp_path):
     """123 is the code of a brace. The field with number 15 is unknown, and fills the message."""
-    version, rest = et(*NODES)[1:8], et(*NODES)[8:]
-    (tmp_path / "step.et").write_bytes(with_length(version + b"\x7a\x72" + b" " * 114) + rest)
+    version, nodes = et(*NODES)[1:8], et(*NODES)[8:]
+    (tmp_path / "step.et").write_bytes(with_length(version + b"\x7a\x72" + b" " * 114) + nodes)
     assert (tmp_path / "step.et").read_bytes()[:1] == b"{"
     (tmp_path / "same.et").write_bytes(et(*NODES))
     recorded, expected = (bl.load_trace(tmp_path / name) for name in ("step.et", "same.et"))

@@ -24,9 +24,9 @@ _SPEC.loader.exec_module(step_sessions)
 def inception():
     """The stem and four of eleven blocks of Inception-V3, 75 x 75 pixels, batch 2, RMSprop: model, batch, traced step."""
     tf.keras.utils.set_random_seed(0)
-    whole = tf.keras.applications.InceptionV3(weights=None, input_shape=(75, 75, 3), include_top=False)
-    features = tf.keras.layers.GlobalAveragePooling2D()(whole.get_layer("mixed3").output)
-    model = tf.keras.Model(whole.input, tf.keras.layers.Dense(10, activation="softmax")(features))
+    inception_v3 = tf.keras.applications.InceptionV3(weights=None, input_shape=(75, 75, 3), include_top=False)
+    features = tf.keras.layers.GlobalAveragePooling2D()(inception_v3.get_layer("mixed3").output)
+    model = tf.keras.Model(inception_v3.input, tf.keras.layers.Dense(10, activation="softmax")(features))
     model.compile("rmsprop", "sparse_categorical_crossentropy", jit_compile=False)
     pixels = np.random.default_rng(0).random((2, 75, 75, 3), dtype=np.float32)
     data = (pixels, np.array([1, 2]))

@@ -356,8 +356,8 @@ def test_winograd_where_it_is_faster():
     filters = 1e6 * FILTER_PASSES * 9 * 4 * 64 * 64 / 1e12
     direct_us = 2 * (16 * 32 * 32) * 64 * 64 * 9 / 4e6
     fused_us = filters + direct_us * 16 / 36
-    parts, numbers = 16 * 8 * 8, 2 * 36 * 4
-    parts_us = 1e6 * (parts * 2 * 64 * (numbers + 16 * 4) + 64 * 64 * (numbers + 9 * 4)) / 1e12
+    part_count, numbers = 16 * 8 * 8, 2 * 36 * 4
+    parts_us = 1e6 * (part_count * 2 * 64 * (numbers + 16 * 4) + 64 * 64 * (numbers + 9 * 4)) / 1e12
     apart_us = direct_us / 4 + parts_us + 4 * DEVICE.launch_us
     for changes, us in (
         ({}, min(fused_us, apart_us)),
@@ -397,8 +397,8 @@ def test_bug_matrix_units_had_winograds_algorithm(name):
         assert us == direct_us if precision == "fp16" else us < direct_us / 1.5
 
 
-@pytest.mark.parametrize(("generation", "window", "parts"), [("", 3, 1), ("", 1, 4), ("hopper", 3, 4)])
-def test_convolutions_of_float32_do_not_split_their_sums(generation, window, parts):
+@pytest.mark.parametrize(("generation", "window", "splits"), [("", 3, 1), ("", 1, 4), ("hopper", 3, 4)])
+def test_convolutions_of_float32_do_not_split_their_sums(generation, window, splits):
     """64 positions of 64 filters are one tile, which one of four multiprocessors sums. Gradients of filters split."""
     flat, device = replace(TILES, tile_us=0.0), replace(DEVICE, generation=generation)
     (product,) = convolution_products(1, (8, 8), 256, 64, (window, window))
@@ -406,7 +406,7 @@ def test_convolutions_of_float32_do_not_split_their_sums(generation, window, par
         product_us(p, flat, device, convolution=True) for p in (product, product.left_gradient, product.right_gradient)
     )
     share = 0.57 if generation else 1.0
-    assert forward_us == input_us == pytest.approx(2 * 64 * 64 * 256 * window**2 / parts / share / 1e6)
+    assert forward_us == input_us == pytest.approx(2 * 64 * 64 * 256 * window**2 / splits / share / 1e6)
     if window == 3 and not generation:
         assert filters_us == pytest.approx(forward_us / 4)
 

@@ -520,7 +520,7 @@ def _lines_and_texts(page, canvas):
     return canvas.evaluate("(canvas) => canvas.drawnMarks")
 
 
-def _ends(text, end):
+def assert_ends(text, end):
     assert text.endswith(end), (text, end)
 
 
@@ -574,8 +574,8 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     at_us = float(memory.get_attribute("data-cursor"))
     live_tensors = live_bytes(line, int(np.flatnonzero(line.peak_bytes)[0]), at_us)
     count = f", the {MOST_LIVE} largest of {len(live_tensors)}" if len(live_tensors) > MOST_LIVE else ""
-    held = format_bytes(sum(tensor.bytes for tensor in live_tensors))
-    jb.eventually(page, lambda: _ends(page.locator(".bl-live-tensors b").inner_text(), f": {held}{count}"))
+    live = format_bytes(sum(tensor.bytes for tensor in live_tensors))
+    jb.eventually(page, lambda: assert_ends(page.locator(".bl-live-tensors b").inner_text(), f": {live}{count}"))
     page.mouse.move(2, 2)
     page.wait_for_function(f"() => document.querySelector('{TIMELINE}').dataset.cursor === ''")
     page.click('.bl-live-tensors button:text-is("×")')

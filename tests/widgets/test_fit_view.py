@@ -59,13 +59,13 @@ def test_marimo_shows_the_points_and_the_timeline_of_the_best(monkeypatch):
     """It showed a timeline without a placement, and no points to choose one."""
     monkeypatch.setitem(sys.modules, "marimo", SimpleNamespace(vstack=list, md=str))
     view = FitView(bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001))))
-    _, *parts = view._display_()
-    assert parts == [view.points, view.timeline] and view.timeline.timelines == (view.answer.best.timeline,)
-    other = next(
+    _, *shown = view._display_()
+    assert shown == [view.points, view.timeline] and view.timeline.timelines == (view.answer.best.timeline,)
+    chosen = next(
         k for k, option in enumerate(view.answer.options) if option.timeline and option is not view.answer.best
     )
-    view.points.clicked = other
-    assert view.timeline.timelines == (view.answer.options[other].timeline,)
+    view.points.clicked = chosen
+    assert view.timeline.timelines == (view.answer.options[chosen].timeline,)
 
 
 def test_a_limit_far_above_the_peaks_is_told_instead_of_drawn():

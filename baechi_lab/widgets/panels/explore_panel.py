@@ -221,8 +221,8 @@ class ExplorePanel:
         if self.table is not None:
             if not self.sweeping:  # then the progress is shown
                 say(self.state, self._table_in_words())
-            for part in (self.verdict, self.results):
-                set_class(part, "bl-outdated", self.outdated)
+            for widget in (self.verdict, self.results):
+                set_class(widget, "bl-outdated", self.outdated)
         self._judge()
 
     def _judge(self) -> None:

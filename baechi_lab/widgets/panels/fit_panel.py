@@ -61,7 +61,7 @@ class FitPanel:
         self.state, self.rows = note(), TableView("options to make the step fit", lambda row, _: self._use(row))
         say(self.state, "Says whether the graph fits these devices, and what each option to make it fit costs.")
         self.answer: Fit | None = None
-        self.asked: Setting | None = None
+        self.answered_setting: Setting | None = None
         self.settings: Sequence[Setting | None] = ()
         self.outdated, self.points = note(), ipywidgets.VBox([], layout=WIDE)
         self.results = ipywidgets.VBox([self.state, self.points, self.rows], layout=WIDE)
@@ -92,7 +92,7 @@ class FitPanel:
                 return answer, option_columns(answer.options, why_no_other_batch(setting, step)), settings
 
             def show(result: tuple[Fit, list[Column], list[Setting | None]]) -> None:
-                self.asked, self.settings = setting, result[2]
+                self.answered_setting, self.settings = setting, result[2]
                 self.show(result[0], result[1], shown_outcome)
 
             self.tasks.start("the search for options that fit", work, show)
@@ -104,7 +104,7 @@ class FitPanel:
 
     def _refresh(self) -> None:
         """Shows whether the answer still belongs to the setting."""
-        is_outdated = self.asked is not None and self.model.setting != self.asked
+        is_outdated = self.answered_setting is not None and self.model.setting != self.answered_setting
         say(
             self.outdated,
             "These options belong to another setting; press the button to renew them." if is_outdated else "",
@@ -128,7 +128,7 @@ class FitPanel:
             {
                 "marked": option is answer.best,
                 "actions": [{"name": USE, "hint": "change the setting so: its step and peaks are those of this row"}]
-                if setting is not None and setting != self.asked
+                if setting is not None and setting != self.answered_setting
                 else [],
             }
             for option, setting in zip(answer.options, self.settings, strict=True)
