@@ -184,11 +184,13 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -
     """Tries offloading a growing share of outputs, optimizer state, or both, until the step fits."""
     if has_only_hosts(cluster):
         yield FitOption(
-            "offloading", "any", error="all devices are of kind 'host', which then compute: none is beside them"
+            "offloading", "any", error="cannot: all devices are of kind 'host', which then compute: none is beside them"
         )
         return
     if subject.graph.group_of is not None:
-        yield FitOption("offloading", "any", error="the graph is coarse; the graph that it was made from can offload")
+        yield FitOption(
+            "offloading", "any", error="cannot: the graph is coarse; the graph that it was made from can offload"
+        )
         return
     assumes_host = not any(device.kind == HOST for device in cluster.devices)
     # The assumed host has four times the memory of all devices, limited to 62 bits.
@@ -223,7 +225,7 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -
         if last.fits:
             break
     yield last or FitOption(
-        "offloading", "any", error="no output waits longer than two transfers, and no optimizer state is known"
+        "offloading", "any", error="cannot: no output waits longer than two transfers, and no optimizer state is known"
     )
 
 

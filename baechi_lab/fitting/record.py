@@ -18,7 +18,6 @@ from ..graph.units import format_bytes, format_us, plain_number
 from ..simulator.bounds.bounds import bounds
 from ..simulator.runtime_peaks import notes_on_runtime_peaks
 from .proof import Proof
-from .subject import NO_OTHER_BATCH
 
 if TYPE_CHECKING:
     import pandas
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 COLUMNS = tuple(
     "way choice fits step_us samples_per_second device_peak_bytes gives_up command error peak_margin".split()
 )
+NOT_AN_ANSWER = "cannot: "
+"""How the reason of an option begins that the step does not have: it says nothing about what fits."""
 KEPT_IN_WORDS = {
     "boundaries": "keeps outputs that another layer reads",
     "sqrt": "keeps outputs between about √n segments",
@@ -138,8 +139,12 @@ class FitOption:
 
     @property
     def fits_in_words(self) -> str:
-        """Whether it fits, as text: an option that cannot be simulated is neither."""
-        if self.error == NO_OTHER_BATCH:
+        """Whether it fits, as text: an option that the step does not have is neither.
+
+        >>> FitOption("offloading", "any", error="cannot: no output waits").fits_in_words
+        'not tried'
+        """
+        if self.error.startswith(NOT_AN_ANSWER):
             return "not tried"
         return "yes" if self.fits_with_margin else "in doubt" if self.fits else "no"
 

@@ -258,6 +258,15 @@ def test_a_graph_alone_has_no_other_batch():
     assert np.isnan(answer.options[0].samples_per_second)
 
 
+def test_bug_nothing_to_offload_was_called_an_option_that_does_not_fit():
+    """`no` stood beside a step that fits as it is."""
+    graph = bl.OpGraph.from_edges([10.0, 10.0], [(0, 1, 4096)])
+    answer = bl.fit(graph, bl.Cluster.uniform(1, memory_bytes="1MB"), every_option=True)
+    option = next(option for option in answer.options if option.kind == "offloading")
+    assert "no output waits" in option.error and option.texts()[2] == "not tried"
+    assert answer.options[0].fits
+
+
 @pytest.mark.slow
 def test_bug_the_table_had_arguments_where_people_read_words():
     answer = bl.fit(build(64), bl.Cluster.uniform(2, memory_bytes="400kB", link=LINK), every_option=True)
