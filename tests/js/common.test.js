@@ -3,8 +3,8 @@ import { test } from "node:test";
 
 import { bytes, lines, load } from "./load.js";
 
-const { column, texts, formatTime, formatTimeBeside, formatBytes, formatBytesBeside, formatLimit, formatShare, opsInWords, shortened, standsLeft, besideMark, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
-  ["column", "texts", "formatTime", "formatTimeBeside", "formatBytes", "formatBytesBeside", "formatLimit", "formatShare", "opsInWords", "shortened", "standsLeft", "besideMark", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
+const { column, texts, formatTime, formatTimeBeside, formatBytes, formatBytesBeside, withoutEndingZeros, formatLimit, formatShare, opsInWords, shortened, standsLeft, besideMark, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
+  ["column", "texts", "formatTime", "formatTimeBeside", "formatBytes", "formatBytesBeside", "withoutEndingZeros", "formatLimit", "formatShare", "opsInWords", "shortened", "standsLeft", "besideMark", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
 
 test("a column is read wherever its bytes begin, and a missing one is empty", () => {
   assert.deepEqual([...column({ a: bytes("f8", [1.5, -2]) }, "a", "f8")], [1.5, -2]);
@@ -30,6 +30,11 @@ test("bytes that stand beside each other have the unit of the largest", () => {
   assert.deepEqual(beside(1.73e9, 1.73e9, 391.79e6, 4e6, 123456, 0), ["1.73 GB", "0.39 GB", "0.004 GB", "0.0001 GB", "0 GB"]);
   assert.deepEqual(beside(999, 999, 5), ["999 B", "5 B"]);
   assert.deepEqual(beside(2.5e6, 4), ["4 B"]); // 0.000004 MB says less
+});
+
+test("the marks of a scale of bytes end without zeros, as those of charts do", () => {
+  const sizes = ["0.50 GB", "1.00 GB", "10.00 MB", "0.25 GB", "1.05 kB", "100 B"];
+  assert.deepEqual(sizes.map(withoutEndingZeros), ["0.5 GB", "1 GB", "10 MB", "0.25 GB", "1.05 kB", "100 B"]);
 });
 
 test("times that stand beside each other have the unit of the longest", () => {

@@ -95,6 +95,11 @@ function formatBytesBeside(value, largest) {
   return `${Math.abs(size) >= 0.01 ? size.toFixed(2) : Number(size.toPrecision(1))} ${units[unit]}`;
 }
 
+/** A size as the marks of a scale show it: "0.5 GB" for "0.50 GB". @param {string} text */
+function withoutEndingZeros(text) {
+  return text.replace(/\.?0+(?= )(?<=\..*)/, "");
+}
+
 /** A device's memory: sizes in whole GiB or MiB, as many are given, in these as well. @param {number} value bytes */
 function formatLimit(value) {
   const unit = [["GiB", 2 ** 30], ["MiB", 2 ** 20]].find(([, size]) => value > 0 && value % Number(size) === 0);

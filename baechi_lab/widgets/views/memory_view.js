@@ -175,7 +175,7 @@ function render({ model, el }) {
     context.font = `9px ${theme.font}`;
     context.textAlign = "left";
     for (const value of byteTicks(largest)) {
-      drawHaloed(context, peakText(value).replace(/\.00(?= )/, ""), axis.gutter + 3, tickY(value, yOf), theme.text, theme);
+      drawHaloed(context, withoutEndingZeros(peakText(value)), axis.gutter + 3, tickY(value, yOf), theme.text, theme);
     }
   }
 
