@@ -270,6 +270,35 @@ def announced(page, pattern):
     return jb.eventually(page, first_match, 60)
 
 
+AT = "() => document.activeElement.textContent.trim()"
+STEPS = "() => [...document.querySelectorAll('.bl-verdict-bar button')].indexOf(document.activeElement)"
+
+
+def test_bug_the_focus_was_lost_with_what_had_it(page):
+    """Cancel is hidden at the end of a computation, Undo is disabled at the first setting, and new results replace a bar."""
+    assert page.evaluate("() => document.querySelectorAll('.bl-workbench').length") == 1
+    jb.execute(page, "bench.header._progress(('under way', 0.5))")
+    cancel = page.locator('.bl-strip button:text-is("Cancel")')
+    cancel.wait_for(state="visible")
+    cancel.focus()
+    jb.execute(page, "bench.header._progress(('', -1.0))")
+    cancel.wait_for(state="hidden")
+    jb.await_drawing(page)
+    assert page.evaluate("() => document.activeElement.closest('.bl-strip') !== null"), page.evaluate(AT)[:80]
+    page.locator(".bl-verdict-bar button").nth(1).focus()
+    jb.execute(page, "bench.header.verdict.bound_text = 'another bound'")
+    page.wait_for_selector('.bl-verdict-bound-text:has-text("another bound")', state="attached")
+    assert page.evaluate(STEPS) == 1, page.evaluate(AT)[:80]
+    jb.execute(page, "bench.model.change(placer='m-etf')")
+    announced(page, "placed by m-etf")
+    undo, redo = (page.locator(f'.bl-strip button:text-is("{name}")') for name in ("Undo", "Redo"))
+    undo.focus()
+    while undo.is_enabled():
+        page.keyboard.press("Enter")
+        jb.settle(page)
+    assert page.evaluate(AT) == "Redo" and redo.is_enabled()
+
+
 def test_all_is_done_with_keys_alone(page, lab):
     """Opens the workbench, chooses a graph and a placer, inspects an op, moves it, undoes that, compares, and saves a plan."""
     page.evaluate("() => document.querySelectorAll('.bl-workbench').forEach((e) => e.remove())")

@@ -254,7 +254,9 @@ class Header:
         self.notes.value = f'<details class="bl-notes" role="status">{first}{lines}</details>'
 
     def _history(self, can: tuple[bool, bool]) -> None:
-        self.undo.disabled, self.redo.disabled = not can[0], not can[1]
+        # What becomes possible comes first: in the page, the focus of the other goes there.
+        for possible, one in sorted(zip(can, (self.undo, self.redo), strict=True), key=lambda pair: not pair[0]):
+            one.disabled = not possible
 
 
 def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str, str]]:

@@ -82,6 +82,55 @@ function watchAnswers(model, bench, patience = 2000) {
   };
 }
 
+const FOCUSABLE = `a[href], input, select, textarea, summary, [tabindex], ${STOPS}`;
+
+/** Keep the place of a person who works with keys. A browser gives the focus to nothing when what has it is hidden, disabled or removed,
+ * as "Cancel" is at the end of a computation. Here the nearest part of the same row gets it, or else of what is around that row; where the
+ * parts of a row are replaced, that is the new one at the same place. Returns a function that stops. @param {HTMLElement} bench */
+function keepFocus(bench) {
+  /** @type {HTMLElement | null} */
+  let last = null;
+  /** @type {{box: HTMLElement, place: number}[]} what is around `last`, the smallest first, and the place of `last` in each */
+  let around = [];
+  const all = (/** @type {HTMLElement} */ box) => /** @type {HTMLElement[]} */ ([...box.querySelectorAll(FOCUSABLE)]);
+  const canHaveIt = (/** @type {HTMLElement} */ one) => one.isConnected && !one.matches(":disabled") && one.checkVisibility({ visibilityProperty: true });
+  const isStop = (/** @type {HTMLElement} */ one) => (one.tabIndex >= 0 || one.matches(STOPS)) && canHaveIt(one);
+  const enter = (/** @type {FocusEvent} */ event) => {
+    const now = /** @type {HTMLElement} */ (event.target);
+    [last, around] = [now, []];
+    for (let box = now; box !== bench && box.parentElement;) {
+      box = box.parentElement;
+      around.push({ box, place: all(box).indexOf(now) });
+    }
+  };
+  // What is being removed loses the focus while it is still there. A person leaves what remains.
+  const leave = (/** @type {FocusEvent} */ event) => queueMicrotask(() => {
+    if (event.target === last && last && canHaveIt(last)) last = null;
+  });
+  const mend = () => {
+    if (!last || canHaveIt(last)) return;
+    const at = document.activeElement;
+    const isLost = !at || at === document.body || at === last;
+    last = null;
+    if (!isLost) return;
+    for (const { box, place } of around) {
+      const near = all(box).map((one, k) => ({ one, far: Math.abs(k - place) })).filter(({ one }) => isStop(one));
+      if (!box.isConnected || !near.length) continue;
+      near.sort((a, b) => a.far - b.far)[0].one.focus();
+      return;
+    }
+  };
+  const changes = new MutationObserver(mend);
+  changes.observe(bench, { childList: true, subtree: true, attributes: true, attributeFilter: ["class", "style", "hidden", "disabled"] });
+  bench.addEventListener("focusin", enter);
+  bench.addEventListener("focusout", leave);
+  return () => {
+    changes.disconnect();
+    bench.removeEventListener("focusin", enter);
+    bench.removeEventListener("focusout", leave);
+  };
+}
+
 /** @param {{model: Model, el: HTMLElement}} given */
 function render({ model, el }) {
   el.classList.add("bl-tabs");
@@ -141,12 +190,14 @@ function render({ model, el }) {
     groupAdvice(bench);
   });
   let unask = () => {};
+  let unkeep = () => {};
   requestAnimationFrame(() => { // the panes may come after this
     mark_chosen();
     const bench = /** @type {HTMLElement | null} */ (el.closest(".bl-workbench"));
     if (!bench) return;
     keepKeys(bench);
     unask = watchAnswers(model, bench);
+    unkeep = keepFocus(bench);
     nameSliders(bench);
     groupChoices(bench);
     groupAdvice(bench);
@@ -154,7 +205,7 @@ function render({ model, el }) {
   });
   const stop = listen(model, { tabs: draw, chosen: mark_chosen });
   const unwatch = watchKernel(/** @type {any} */ (model).widget_manager, () => el.closest(".bl-workbench"));
-  return () => { stop(); unwatch(); unask(); changes.disconnect(); };
+  return () => { stop(); unwatch(); unask(); unkeep(); changes.disconnect(); };
 }
 
 export default { render };
