@@ -14,7 +14,10 @@ function readState(model) {
     bars, lanes: model.get("lanes"), names: texts(model.get("names")), colours, selected: new Set(model.get("selected")),
     hovered: UNSEEN, dim: readDim(model), near: new Set([...model.get("inputs"), ...model.get("outputs")]),
     /** @type {Tops} */
-    tops: [], headings: [], waits: readWaits(model), batches: column({ b: model.get("batches") }, "b", "i4"), ...readShades(model, bars, colours),
+    tops: [],
+    /** @type {string[]} */
+    headings: [],
+    waits: readWaits(model), batches: column({ b: model.get("batches") }, "b", "i4"), ...readShades(model, bars, colours),
     // Per pixel column: how much of it is covered, by what, and as bars.elsewhere.
     coverage: new Float32Array(0), cover: new Int16Array(0), apart: new Uint8Array(0),
   };
