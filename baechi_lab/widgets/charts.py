@@ -219,10 +219,10 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
         for (k, row), cost in zip(best.iterrows(), costs, strict=True)
     ]
     other_axes = [name for name in varied_axes(table) if name not in (axis, by)]
-    notes = [f"Each cell is the best over {', '.join(other_axes)}."] if other_axes else []
+    notes = [f"Each cell is the best over all values of {' and '.join(other_axes)}."] if other_axes else []
     notes.append(
         "The stronger the colour, the better; ✗ does not fit; ◆ is on the Pareto front: nothing is both faster and "
-        "smaller in memory. A click on a cell opens its setting."
+        "smaller in memory; n × beside a point stands for n settings. A click on a cell opens its setting."
     )
     return heat(x_labels, y_labels, values.name, cells), " ".join(notes)
 

@@ -79,7 +79,7 @@ class Log:
         start = "" if math.isnan(d.chosen.start_us) else f", starting at {format_us(d.chosen.start_us)}"
         # Some reasons are sentences, others the end of one.
         why = f". {d.reason}" if d.reason.endswith(".") else f": {d.reason}." if d.reason else "."
-        return f"decision {step + 1:,} of {len(self):,}: {name} goes to {device}{start}{why}"
+        return f"Decision {step + 1:,} of {len(self):,}: {name} goes to {device}{start}{why}"
 
     def tie(self, step: int) -> str:
         """Describes other candidates with the same start, and the rule that decided among them; empty if there are none."""

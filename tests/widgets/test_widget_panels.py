@@ -534,7 +534,7 @@ def test_explain_panel_lights_what_is_placed(bench):
     bench.explain.start.click()
     bench.model.select([3])
     bench.explain.find.click()
-    assert bench.explain.slider.value == 4 and "decision 4 of 4: d goes to" in bench.explain.sentence.value
+    assert bench.explain.slider.value == 4 and "Decision 4 of 4: d goes to" in bench.explain.sentence.value
 
 
 def test_a_sweep_that_ends_without_a_row_is_not_said_to_be_starting(bench):

@@ -167,7 +167,7 @@ def test_every_placer_can_be_explained(tasks, placer):
         assert rows[0][0] == log.coarse.names[pair.op] and [r[3] for r in rows].count("chosen") == 1
         subject, count = log.coarse.names[pair.op], len(log.coarse.members[pair.op])
         subject = subject if count == 1 else f"the group of {subject}, {count} of the {log.op_count} ops,"
-        assert log.sentence(step).startswith(f"decision {step + 1} of {len(log)}: {subject} goes to")
+        assert log.sentence(step).startswith(f"Decision {step + 1} of {len(log)}: {subject} goes to")
         assert log.sentence(step).endswith(".") and ".." not in log.sentence(step)
         assert log.step_of(int(log.ops(step)[0])) == step
 

@@ -634,7 +634,7 @@ def test_a_heat_map_has_the_best_of_every_cell():
         (0, 1): ("5", 2, True, False, 0.0),
         (1, 1): ("2", 4, True, True, 1.0),  # on 4 GB the better of 1 and 2 devices
     }
-    assert notes.startswith("Each cell is the best over devices.")
+    assert notes.startswith("Each cell is the best over all values of devices.") and "n × beside a point" in notes
     shares, _ = heat_map(rows.assign(bubble=[0.5, 0.25, 0.5, 0.125, 0.125]), "placer", "", "bubble: idle share")
     assert (shares["title"], [c["text"] for c in shares["cells"]]) == ("bubble: idle share (%)", ["25.0", "12.5"])
     # Equal numbers on the screen have one colour, although rows differ by 0.01%: of the largest, 10% fade a colour.
@@ -810,7 +810,7 @@ def test_explain_says_ties_jumps_and_holds_starts_against_the_timeline():
     cluster = bl.Cluster.uniform(2, memory_bytes=20, link=bl.Link(100.0, 0.0))
     bench = bl.Workbench(graph, cluster, placer="m-etf", passes=())
     log = explain(bench.outcome)
-    assert log.sentence(0) == "decision 1 of 3: op0 goes to gpu:0, starting at 0 us: earliest start 0 us."
+    assert log.sentence(0) == "Decision 1 of 3: op0 goes to gpu:0, starting at 0 us: earliest start 0 us."
     assert log.tie(0).startswith("A tie: 1 other pair of op and device could start then too; the lower number")
     assert log.against_timeline(0, bench.outcome.timeline) == ""
     # b starts on the device of a at 5 us; c would start there at 12 us, but for the memory.

@@ -71,7 +71,7 @@ function render({ model, el }) {
     const body = sortedOrder(rows, column, descending).map((number) => {
       const row = rows[number];
       const cells = row.cells.map((text, k) => element("td", { class: head[k].number && "bl-number", title: row.tips[k] || false }, text,
-        ...(k ? [] : row.notes.flatMap((one) => [" ", element("span", { class: one.good ? "bl-good" : "bl-note", title: one.hint }, one.text)]))));
+        ...(k ? [] : row.notes.flatMap((one, at) => [at ? " · " : " ", element("span", { class: one.good ? "bl-good" : "bl-note", title: one.hint }, one.text)]))));
       const buttons = row.actions.map(({ name, hint }) => element("button", {
         type: "button", class: "bl-button", title: hint, "data-key": `${name} ${row.cells[0]}`,
         onclick: () => model.send({ type: "action", row: number, action: name }),
