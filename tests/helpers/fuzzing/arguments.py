@@ -495,7 +495,7 @@ def cases(make_calls, count, seed):
                 value = ODD[rng.integers(len(ODD))]
                 too_long = key in LENGTHS and isinstance(value, (int, float)) and value > MOST_SECONDS_OR_RUNS
                 if not too_long and not (
-                    key == "on_step" and value is len
+                    key in ("on_step", "callback") and value is len
                 ):  # errors of a caller's own function are his
                     changed_arguments[str(key)] = value
             changed = ", ".join(

@@ -225,8 +225,11 @@ def _answered(line, folder):
         assert path.name in outputs or path.read_bytes() == data, f"{path.name} was overwritten"
         path.write_bytes(data)
     error_text = err.getvalue()
-    # A sweep of which no combination worked: of models, since none is built here. Or a placement that breaks a rule.
-    assert code in (0, 2) or (code == 1 and line[0] in ("sweep", "simulate") and out.getvalue()), f"exit code {code}"
+    # A sweep of which no combination worked: of models, since none is built here. Or a placement that breaks a rule, or where
+    # nothing fits.
+    assert code in (0, 2) or (code == 1 and line[0] in ("sweep", "simulate", "compare", "fit") and out.getvalue()), (
+        f"exit code {code}"
+    )
     if code:
         assert code == 1 or not out.getvalue() or "--json" not in line, "output beside an error"
         raise BaechiLabError(error_text.rstrip("\n") if len(error_text) < 1500 else "x" * 2000)
