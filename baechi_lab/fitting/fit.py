@@ -104,9 +104,8 @@ def _recompute_micro_batches(subject: Subject, cluster: Cluster, placing: BestOf
             for keyword, small in recompute_variants(subject.at(size), cluster, count_computing(cluster)):
                 code = f"bl.recompute({subject.code_at(size)}, {format_arguments(keyword)})"
                 option = try_micro_batch_count(subject, cluster, placing, count, small, code)
-                options.append(
-                    replace(option, kind=MICRO_BATCHES, choice=f"{option.choice}, {format_arguments(keyword)}")
-                )
+                choice = f"{option.choice}, {format_arguments(keyword)}"
+                options.append(replace(option, kind=MICRO_BATCHES, choice=choice, recomputation=keyword))
         except BaechiLabError:
             continue
         if options:
@@ -124,7 +123,8 @@ def _recompute_and_offload(subject: Subject, cluster: Cluster, placing: BestOfPl
         for keyword, recomputed_graph in recompute_variants(subject.graph, cluster, count_computing(cluster)):
             code = f"bl.recompute({subject.original}, {format_arguments(keyword)})"
             for option in try_offloading(Subject(recomputed_graph, subject.batch_size, None, code), cluster, placing):
-                options.append(replace(option, kind=OFFLOADING, choice=f"{format_arguments(keyword)}, {option.choice}"))
+                choice = f"{format_arguments(keyword)}, {option.choice}"
+                options.append(replace(option, kind=OFFLOADING, choice=choice, recomputation=keyword))
     except BaechiLabError as error:
         yield FitOption(OFFLOADING, "any", error=str(error))
         return

@@ -63,7 +63,7 @@ MAX_MICRO_BATCHES = 16
 def try_smaller_batches(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Tries half the batch, a quarter and so on, until one fits."""
     if subject.rebuild is None or subject.batch_size is None:
-        yield FitOption("smaller batch", "any", error=NO_OTHER_BATCH)
+        yield FitOption("smaller batch", "any", error=NO_OTHER_BATCH, applicable=False)
         return
     size = subject.batch_size // 2
     while size >= 1:
@@ -81,7 +81,7 @@ def try_smaller_batches(subject: Subject, cluster: Cluster, placing: BestOfPlace
 def try_micro_batches(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Tries 2, 4, ... micro-batches until the step fits."""
     if subject.rebuild is None or subject.batch_size is None:
-        yield FitOption("micro-batches", "any", error=NO_OTHER_BATCH)
+        yield FitOption("micro-batches", "any", error=NO_OTHER_BATCH, applicable=False)
         return
     for count in micro_batch_counts(subject.batch_size):
         option = try_micro_batch_count(subject, cluster, placing, count)
@@ -161,6 +161,7 @@ def try_recomputation(subject: Subject, cluster: Cluster, placing: BestOfPlacers
             yield replace(
                 template,
                 choice=variant.description,
+                recomputation=variant.selection,
                 gives_up=_added_computation_text(added_share),
                 command=placement_code(code, "cluster", variant.placed_timeline, count_computing(cluster)),
                 graph=variant.graph,
@@ -183,14 +184,10 @@ def _added_computation_text(share: float) -> str:
 def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Tries offloading a growing share of outputs, optimizer state, or both, until the step fits."""
     if has_only_hosts(cluster):
-        yield FitOption(
-            "offloading", "any", error="cannot: all devices are of kind 'host', which then compute: none is beside them"
-        )
+        yield _no_offloading("all devices are of kind 'host', which then compute: none is beside them")
         return
     if subject.graph.group_of is not None:
-        yield FitOption(
-            "offloading", "any", error="cannot: the graph is coarse; the graph that it was made from can offload"
-        )
+        yield _no_offloading("the graph is coarse; the graph that it was made from can offload")
         return
     assumes_host = not any(device.kind == HOST for device in cluster.devices)
     # The assumed host has four times the memory of all devices, limited to 62 bits.
@@ -216,7 +213,7 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -
         template = FitOption("offloading", words, batch_size=subject.batch_size, graph=offloaded_graph, cluster=cluster)
         code = f"bl.offload({subject.original}, {at}, {format_arguments(keyword)})"
         last = _offloading_option(
-            template, offloaded_graph, cluster, placing, least_overflowing, (subject.original, at, code)
+            template, share, offloaded_graph, cluster, placing, least_overflowing, (subject.original, at, code)
         )
         if last.timeline is not None:
             needs = int(last.timeline.peak_bytes[cluster.index(host)])
@@ -224,20 +221,26 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -
             last = replace(last, gives_up=f"{format_bytes(needs)} of a host{assumes}")
         if last.fits:
             break
-    yield last or FitOption(
-        "offloading", "any", error="cannot: no output waits longer than two transfers, and no optimizer state is known"
-    )
+    yield last or _no_offloading("no output waits longer than two transfers, and no optimizer state is known")
+
+
+def _no_offloading(why: str) -> FitOption:
+    return FitOption("offloading", "any", error=f"cannot: {why}", applicable=False)
 
 
 def _offloading_option(
     template: FitOption,
+    share: float,
     offloaded_graph: OpGraph,
     cluster: Cluster,
     placing: BestOfPlacers,
     least_overflowing: PlacedTimeline | None,
     code: tuple[str, str, str],
 ) -> FitOption:
-    """Returns the option under the placement of the original step; where that does not fit, placed again."""
+    """Returns the option under the placement of the original step; where that does not fit, placed again.
+
+    On several devices, only the largest `share` of the outputs is placed again.
+    """
     original, at, offload_code = code
     option = replace(template, error="no placement of the step as it is was found")
     if least_overflowing is not None:
@@ -248,7 +251,7 @@ def _offloading_option(
         placed_code = f"bl.place(bl.optimize(g := {original}, {at}), {at}.with_memory(1 << 50), {placer!r}).on(g)"
         command = f"bl.offloaded_placement({placed_code}, {offload_code}, {at})"
         option = replace(template, placement=placement, timeline=timeline, error=error, command=command)
-    if option.fits or (count_computing(cluster) > 1 and "100%" not in template.choice):
+    if option.fits or (count_computing(cluster) > 1 and share < 1.0):
         return option
     placed_again = place_option(template, offloaded_graph, cluster, placing, offload_code, at)
     return placed_again if placed_again.fits else option

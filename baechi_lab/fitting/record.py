@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import html
 import itertools
-import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from ..graph import Cluster, OpGraph, Placement, Timeline
 from ..graph.units import format_bytes, format_us, plain_number
+from ..placers.memory_trades.recomputation import format_arguments
 from ..simulator.bounds.bounds import bounds
 from ..simulator.runtime_peaks import notes_on_runtime_peaks
 from .proof import Proof
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 COLUMNS = tuple(
     "way choice fits step_us samples_per_second device_peak_bytes gives_up command error peak_margin".split()
 )
-NOT_AN_ANSWER = "cannot: "
-"""How the reason of an option begins that the step does not have: it says nothing about what fits."""
 KEPT_IN_WORDS = {
     "boundaries": "keeps outputs that another layer reads",
     "sqrt": "keeps outputs between about √n segments",
@@ -48,6 +46,8 @@ class FitOption:
         batch_size: samples of the whole step, where known.
         graph, cluster, placement, timeline: the records that were simulated.
         error: the reason why the option does not fit, or could not be tried.
+        applicable: False where the step does not have the option, which says nothing about what fits.
+        recomputation: the arguments of `bl.recompute` that chose the ops that are computed again, where there are any.
     """
 
     kind: str
@@ -60,6 +60,8 @@ class FitOption:
     placement: Placement | None = None
     timeline: Timeline | None = None
     error: str = ""
+    applicable: bool = True
+    recomputation: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def way(self) -> str:
@@ -122,29 +124,32 @@ class FitOption:
         A budget is one device's peak in the order of readiness, and of one micro-batch. Where a device holds more as it was
         placed, the words say how much.
 
-        >>> FitOption("recomputation", "batch 16, budget=13240524").choice_in_words
+        >>> FitOption("recomputation", "batch 16, budget=13240524", recomputation={"budget": 13240524}).choice_in_words
         'batch 16, budget of 13.24 MB'
-        >>> FitOption("recomputation", "keep='sqrt'").choice_in_words
+        >>> FitOption("recomputation", "keep='sqrt'", recomputation={"keep": "sqrt"}).choice_in_words
         'keeps outputs between about √n segments'
         """
+        if not self.recomputation:
+            return self.choice
+        return self.choice.replace(format_arguments(self.recomputation), self._recomputation_in_words())
+
+    def _recomputation_in_words(self) -> str:
+        if "keep" in self.recomputation:
+            return KEPT_IN_WORDS[str(self.recomputation["keep"])]
         device_peaks, _ = self.peaks_of_devices_and_hosts
-
-        def budget_in_words(match: re.Match[str]) -> str:
-            words = f"budget of {format_bytes(int(match[1]))}" + (" for one device" if len(device_peaks) > 1 else "")
-            peak_bytes = max(device_peaks, default=0)
-            return words if peak_bytes <= int(match[1]) else f"{words}, {format_bytes(peak_bytes)} as placed"
-
-        budgets = re.sub(r"\bbudget=(\d+)", budget_in_words, self.choice)
-        return re.sub(r"\bkeep='(\w+)'", lambda match: KEPT_IN_WORDS.get(match[1], match[0]), budgets)
+        budget = int(str(self.recomputation["budget"]))
+        words = f"budget of {format_bytes(budget)}" + (" for one device" if len(device_peaks) > 1 else "")
+        peak_bytes = max(device_peaks, default=0)
+        return words if peak_bytes <= budget else f"{words}, {format_bytes(peak_bytes)} as placed"
 
     @property
     def fits_in_words(self) -> str:
         """Whether it fits, as text: an option that the step does not have is neither.
 
-        >>> FitOption("offloading", "any", error="cannot: no output waits").fits_in_words
+        >>> FitOption("offloading", "any", error="cannot: no output waits", applicable=False).fits_in_words
         'not tried'
         """
-        if self.error.startswith(NOT_AN_ANSWER):
+        if not self.applicable:
             return "not tried"
         return "yes" if self.fits_with_margin else "in doubt" if self.fits else "no"
 

@@ -426,5 +426,11 @@ def test_bug_a_budget_was_named_without_what_the_placement_takes():
     ):
         cluster = bl.Cluster.uniform(max(device) + 1, memory_bytes=100)
         timeline = bl.simulate(graph, cluster, bl.Placement(device=device))
-        option = FitOption("recomputation", f"batch 4, budget={budget}", cluster=cluster, timeline=timeline)
+        option = FitOption(
+            "recomputation",
+            f"batch 4, budget={budget}",
+            cluster=cluster,
+            timeline=timeline,
+            recomputation={"budget": budget},
+        )
         assert option.choice_in_words == words

@@ -61,11 +61,11 @@ def test_marimo_shows_the_points_and_the_timeline_of_the_best(monkeypatch):
     view = FitView(bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001))))
     _, *shown = view._display_()
     assert shown == [view.points, view.timeline] and view.timeline.timelines == (view.answer.best.timeline,)
-    chosen = next(
+    option_index = next(
         k for k, option in enumerate(view.answer.options) if option.timeline and option is not view.answer.best
     )
-    view.points.clicked = chosen
-    assert view.timeline.timelines == (view.answer.options[chosen].timeline,)
+    view.points.clicked = option_index
+    assert view.timeline.timelines == (view.answer.options[option_index].timeline,)
 
 
 def test_a_limit_far_above_the_peaks_is_told_instead_of_drawn():

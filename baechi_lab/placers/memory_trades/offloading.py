@@ -43,7 +43,7 @@ def offload_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers) 
                 placement = extended_placement(overflowing.placement, offloaded_graph, cluster)
                 attempts.append(PlacedTimeline(placement, simulate(offloaded_graph, cluster, placement)))
             fits = [
-                PlacedVariant(keyword, f"offloading to {host}", offloaded_graph, pair)
+                PlacedVariant(keyword, keyword, f"offloading to {host}", offloaded_graph, pair)
                 for pair in attempts
                 if pair and pair.timeline.feasible
             ]

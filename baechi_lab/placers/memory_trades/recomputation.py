@@ -39,12 +39,14 @@ class PlacedVariant:
 
     Args:
         arguments: the arguments of `bl.recompute` or `bl.offload` that make the graph.
-        description: the same in words.
+        selection: the arguments that chose the ops: `arguments`, unless only a part of those ops was taken.
+        description: the choice as text.
         graph: the graph with the trade.
         placed_timeline: its placement, with the simulated timeline.
     """
 
     arguments: dict[str, Any]
+    selection: dict[str, Any]
     description: str
     graph: OpGraph
     placed_timeline: PlacedTimeline
@@ -96,12 +98,11 @@ def recompute_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers
     variants: list[PlacedVariant] = []
     start, placing = placing.least_overflowing(graph, cluster), replace(placing, repairs=False)
     for arguments, recomputed_graph in recompute_variants(graph, cluster, devices):
-        description = format_arguments(arguments)
         best, _ = placing.fastest(recomputed_graph, cluster)
         if best is not None:
-            variants.append(PlacedVariant(arguments, description, recomputed_graph, best))
+            variants.append(PlacedVariant(arguments, arguments, format_arguments(arguments), recomputed_graph, best))
         if start is not None and devices > 1:
-            variants += _recompute_in_turns(graph, cluster, placing, recomputed_graph, start, description)
+            variants += _recompute_in_turns(graph, cluster, placing, recomputed_graph, start, arguments)
     return sorted(variants, key=lambda variant: preference(variant.placed_timeline))
 
 
@@ -111,7 +112,7 @@ def _recompute_in_turns(
     placing: BestOfPlacers,
     recomputed_graph: OpGraph,
     start: PlacedTimeline,
-    description: str,
+    selection: dict[str, Any],
 ) -> list[PlacedVariant]:
     """Recomputes those of the variant's ops that are on overfull devices, places again, and repeats."""
     dropped_ops = np.unique(recomputed_graph.forward_of[graph.n :])
@@ -131,11 +132,14 @@ def _recompute_in_turns(
         follows = placement.device[np.concatenate([np.arange(graph.n), smaller.forward_of[graph.n :]])]
         hand = Placement(device=follows, graph_key=smaller.key, placer=placement.placer)
         timeline = simulate(smaller, cluster, hand)
-        words = f"{description}, only the {len(names)} ops on {', '.join(np.array(cluster.names)[full].tolist())}"
+        words = (
+            f"{format_arguments(selection)}, only the {len(names)} ops on "
+            f"{', '.join(np.array(cluster.names)[full].tolist())}"
+        )
         if timeline.feasible:
-            variants.append(PlacedVariant({"drop": names}, words, smaller, PlacedTimeline(hand, timeline)))
+            variants.append(PlacedVariant({"drop": names}, selection, words, smaller, PlacedTimeline(hand, timeline)))
             best, _ = placing.fastest(smaller, cluster)
             if best is not None:
-                variants.append(PlacedVariant({"drop": names}, words, smaller, best))
+                variants.append(PlacedVariant({"drop": names}, selection, words, smaller, best))
             break
     return variants

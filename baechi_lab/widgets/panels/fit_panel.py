@@ -6,7 +6,6 @@ of an outcome is one of those that are tried.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -216,11 +215,10 @@ def option_setting(
         or placement.placer not in FAST_PLACERS
     ):
         return None
-    recomputation = re.search(r"(?:keep='(\w+)'|budget=(\d+))$", option.choice)
     micro_batch = timeline.micro_batch
     changes: dict[str, object] = {
         "cluster": cluster,
-        "recompute": next(filter(None, recomputation.groups())) if recomputation else "",
+        "recompute": "".join(str(value) for value in option.recomputation.values()),
         "placer": placement.placer,
         "params": {},
         "scheduler": None,
@@ -265,7 +263,7 @@ def unlike(answer: Fit, shown_outcome: Outcome | None) -> str:
     first = answer.options[0]
     if shown_outcome is None or first.timeline is None:
         return ""
-    if first.command == "placement":
+    if first.placement is shown_outcome.placement:
         step_us = shown_outcome.timeline.makespan_us
         change_text = f"{change_in_words(first.step_us, step_us)} against the {format_us(step_us)} above"
         order = f", in the order of the placement itself ({change_text})" if first.step_us != step_us else ""
