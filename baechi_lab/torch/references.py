@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -66,10 +66,14 @@ class Pipelining(Placer):
 
     name: ClassVar[str] = "torch-pipelining"
     step: TorchStep
+    _stages: dict[tuple[str, ...], dict[str, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By split points, what `stages` returned: it exports the model, which takes seconds."""
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         splits = split_points(graph, self.step.model(), cluster.n)
-        return _placement(self, graph, _by_module(graph, stages(self.step, splits)))
+        if tuple(splits) not in self._stages:
+            self._stages[tuple(splits)] = stages(self.step, splits) if splits else {}
+        return _placement(self, graph, _by_module(graph, self._stages[tuple(splits)]))
 
 
 def forward_calls(graph: OpGraph) -> NDArray[np.int64]:
