@@ -1658,6 +1658,40 @@ def test_bug_constant_rows_at_the_indices_of_a_batch_were_refused_by_tensorflow(
         _whole_and_divided(make, (WORDS, LABELS), worker)
 
 
+def _center_step(centered):
+    """A step that moves the center of each sample's class towards its output; `centered`: less the mean of all outputs."""
+    import tensorflow as tf
+
+    weight = tf.Variable(np.linspace(-0.5, 0.5, 20, dtype=np.float32).reshape(4, 5), name="w")
+    centers = tf.Variable(tf.ones((5, 5)), name="centers", trainable=False)
+
+    @tf.function
+    def step(words, labels):
+        classes = labels[:, 0]
+        with tf.GradientTape() as tape:
+            outputs = words[:, 0] @ weight
+            loss = tf.reduce_mean((outputs - tf.gather(centers, classes)) ** 2)
+        gradient = tape.gradient(loss, weight)
+        targets = outputs - tf.reduce_mean(outputs, 0) if centered else outputs
+        centers.scatter_sub(tf.IndexedSlices(0.1 * (tf.gather(centers, classes) - targets), classes))
+        weight.assign_sub(0.5 * gradient)
+        return loss
+
+    return step
+
+
+def test_bug_rows_of_samples_were_divided_by_the_number_of_micro_batches(worker):
+    _assert_equal_steps(lambda: _center_step(False), (WORDS, LABELS), worker)
+
+
+def test_rows_that_depend_on_other_samples_are_warned_of():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _unrolled(_center_step(True), WORDS[:4], LABELS[:4])
+    messages = [str(warning.message) for warning in caught if "micro-batch" in str(warning.message)]
+    assert len(messages) == 1 and "may depend on other samples of the batch" in messages[0]
+
+
 def test_what_cannot_be_added_up_is_refused():
     import tensorflow as tf
 

@@ -264,17 +264,20 @@ class BatchDivision:
         read = {
             tensor: name for name in self.once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.forward
         }
-        tensors = [t for t in read if t[0] in self.repeated_ops and t not in self.rows and t[0] not in self.loss_terms]
+        tensors = [tensor for tensor in read if tensor[0] in self.repeated_ops and tensor[0] not in self.loss_terms]
         if self.count == 1 or not tensors:
             return
         forward = list(self.forward)
         values = read_batch_values(self.source_def, forward, axes, self.count, axes, self.undivided_def)
-        statistic = unproven_statistic(values, forward, tensors)
+        statistic = unproven_statistic(values, forward, tensors, self.rows)
         if statistic is not None:
+            op = f"op {read[statistic]!r} of step {self.source.name!r}"
             message = (
-                f"op {read[statistic]!r} of step {self.source.name!r} reads the number {statistic[0]!r} of every micro-batch, "
-                "which may be no mean over the batch: floats are averaged and integers are added, and what the op writes may "
-                "differ from the undivided batch's"
+                f"{op} reads the rows {statistic[0]!r} of every micro-batch, which may depend on other samples of the batch: "
+                "what the op writes may differ from the undivided batch's"
+                if statistic in self.rows
+                else f"{op} reads the number {statistic[0]!r} of every micro-batch, which may be no mean over the batch: floats "
+                "are averaged and integers are added, and what the op writes may differ from the undivided batch's"
             )
             self._warn(message, 6)
 
@@ -403,10 +406,11 @@ class BatchDivision:
     def is_averaged(self, tensor: Tensor) -> bool:
         """Whether updates read the mean of `tensor` over micro-batches instead of the sum.
 
-        Statistics that are no gradients are always averaged, because a metric may divide by a constant number of samples.
+        Statistics that are no gradients are always averaged, because a metric may divide by a constant number of samples. Rows
+        of samples, such as the outputs that center loss writes to a table, are joined as they are.
         """
         if self.trains and tensor[0] in self.forward and tensor[0] not in self.loss_terms:
-            return True
+            return tensor not in self.rows
         return self.reduction == "mean" or tensor[0] not in self.varying
 
     def is_mean(self, tensor: Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...profilers.tensorflow.nodes import data_inputs, output_types
 from .batch_analysis.analysis import read_batch_values
-from .batch_analysis.batch_values import BatchValues, Tensor, Total, Value, ancestors
+from .batch_analysis.batch_values import BatchValues, Samples, Tensor, Total, Value, ancestors
 from .batch_analysis.op_kinds import LISTS
 
 if TYPE_CHECKING:
@@ -61,8 +61,12 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated_ops: set
     return Loss(terms, problems, unclear)
 
 
-def unproven_statistic(values: BatchValues, ops: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
+def unproven_statistic(
+    values: BatchValues, ops: Sequence[str], tensors: Sequence[Tensor], rows: set[Tensor]
+) -> Tensor | None:
     """Returns the first number of `tensors` that is not proven to be a mean over the batch, or of integers a sum over it.
+
+    Rows are proven if each follows from its sample alone.
 
     `values`: an analysis in which inputs count as trained, so that what follows from them alone is exact or not.
     """
@@ -70,7 +74,10 @@ def unproven_statistic(values: BatchValues, ops: Sequence[str], tensors: Sequenc
 
     for tensor in tensors:
         value, kind = values.of(tensor), tf.dtypes.as_dtype(output_types(values.nodes[tensor[0]])[tensor[1]])
-        proven = isinstance(value, Total) and value.exact and value.power == int(kind.is_integer)
+        if tensor in rows:
+            proven = isinstance(value, Samples) and value.power == 0
+        else:
+            proven = isinstance(value, Total) and value.exact and value.power == int(kind.is_integer)
         proven = proven and not values.problems.keys() & ancestors(values.nodes, ops, {tensor[0]})
         if value is not None and kind != tf.bool and not proven:
             return tensor
