@@ -143,6 +143,22 @@ def local_clusters_start() -> None:
         LocalCluster.__init__ = start_trusting
 
 
+class _OneOfEachKind(dict):
+    """How many workers of each kind were started: at least one."""
+
+    def get(self, kind: object, default: int = 0) -> int:
+        return super().get(kind, 1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def first_workers_are_forked() -> None:
+    """A first worker is a program that imports TensorFlow, and the process that the next are forked from imports it again:
+    four seconds of a processor each, and in tests there always is a second worker."""
+    from baechi_lab.workers import forked
+
+    forked._started = _OneOfEachKind()
+
+
 def _end_jobs() -> None:
     if background := sys.modules.get("baechi_lab.widgets.background"):
         for each in list(background._BACKGROUNDS):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors import Worker
-from baechi_lab.executors.structure import graph_of
 from baechi_lab.workers.failures import cause_of_end
 
 psutil = pytest.importorskip("psutil")
@@ -165,21 +163,6 @@ def test_hang_in_the_middle_and_cancellation(step, placement, unplaced_losses):
     run = bl.execute(step, placement, steps=10**6, kind="cpu", cancel=cancel, on_step=cancel_at_2, worker=worker)
     assert (run.status, run.message) == ("cancelled", "cancelled by the caller")
     assert 3 <= len(run.outputs) < 10**6 and have_ended(worker.pid)
-
-
-def test_out_of_memory_is_a_status_and_one_sentence_of_a_profile():
-    """Both at a time: TensorFlow tries for ten seconds before it gives up."""
-    import tensorflow as tf
-
-    huge = 1 << 42  # float32: 16 TiB
-    step = bl.trace(lambda x: tf.reduce_sum(tf.fill([huge], x)), np.float32(1.0), name="16 TiB")
-    with ThreadPoolExecutor(1) as executor:
-        profiled = executor.submit(bl.profile, step, mode="measured", device="/device:CPU:0", progress=False)
-        run = bl.execute(step, bl.Placement(device=[0] * graph_of(step).n), **ONCE)
-        with pytest.raises(bl.ExecutionError, match="step '16 TiB' cannot run on /device:CPU:0: OOM when allocating"):
-            profiled.result()
-    assert run.status == "out-of-memory" and run.message.startswith("OOM when allocating tensor")
-    assert len(run.outputs) == 0
 
 
 def test_error_in_the_callback_ends_the_worker(step, placement):

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors import Worker
+from baechi_lab.executors.structure import graph_of
 from baechi_lab.workers import forked
 from baechi_lab.workers.client import WorkerEnded, worker_environment
 from baechi_lab.workers.messages import Message
@@ -18,7 +20,7 @@ from baechi_lab.workers.messages import Message
 psutil = pytest.importorskip("psutil")
 from processes import have_ended  # noqa: E402
 
-pytest.importorskip("tensorflow")
+tf = pytest.importorskip("tensorflow")
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.subprocess,
@@ -28,11 +30,15 @@ pytestmark = [
 
 @pytest.fixture(autouse=True, scope="module")
 def one_server():
-    """A caller that has started nothing yet. The tests share its fork server, whose start takes seconds."""
+    """A caller that has started nothing yet. Its fork server, whose start takes seconds, is that of all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forked, "_started", {})
-        patch.setattr(forked, "_running", {})
         yield
+
+
+def servers():
+    """The running process that workers with TensorFlow are forked from, in a list."""
+    return [server for (imports, _), server in forked._running.items() if imports == forked.TENSORFLOW]
 
 
 def printed(*command, **environment):
@@ -54,7 +60,7 @@ def test_the_first_is_a_program_and_the_next_are_forked():
     forked._started.clear()
     with Worker() as first, Worker() as second, Worker() as third:
         assert isinstance(first._process, subprocess.Popen)
-        (server,) = forked._running.values()
+        (server,) = servers()
         assert {psutil.Process(worker.pid).ppid() for worker in (second, third)} == {server.process.pid}
         assert devices(second) == devices(third) == ["devices"]
         assert os.getsid(second.pid) == second.pid != third.pid
@@ -78,12 +84,12 @@ def test_one_server_serves_callers_in_any_folder_with_any_path(monkeypatch, tmp_
     (tmp_path / "library" / "own_module.py").write_text("print('own')")
     printed("platform")
     printed("platform")
-    servers = list(forked._running.values())
+    before = servers()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "library")
     (output, error, code), was_forked = printed("own_module")
     assert (output, code, was_forked) == ("own\n", 0, True), error
-    assert list(forked._running.values()) == servers
+    assert servers() == before
 
 
 @pytest.mark.slow
@@ -129,7 +135,7 @@ def test_when_the_server_is_killed_the_next_worker_works():
     printed("platform")
     with Worker() as worker:
         pid = worker.pid
-        (server,) = forked._running.values()
+        (server,) = servers()
         server.process.kill()
         with pytest.raises(WorkerEnded, match="SIGKILL"):
             devices(worker)
@@ -139,21 +145,36 @@ def test_when_the_server_is_killed_the_next_worker_works():
 
 
 @pytest.mark.slow
-def test_what_tensorflow_reads_when_it_is_imported_is_read_anew():
-    environment = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+def test_what_tensorflow_reads_when_it_is_imported_is_read_anew_and_out_of_memory_is_a_status(monkeypatch):
+    """And one sentence of a profile. Without oneDNN, TensorFlow says at once that there is too little memory; oneDNN's
+    allocator waits for ten seconds for some to be freed."""
     printed("platform")
-    printed("platform", **environment)
-    with Worker() as one, Worker(environment=environment) as two:
-        assert psutil.Process(one.pid).ppid() != psutil.Process(two.pid).ppid()
-        assert devices(one) == devices(two) == ["devices"]
+    monkeypatch.setattr(forked, "_running", dict(forked._running))  # other tests keep their server
+    with Worker() as one:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+        printed("platform")
+        with Worker() as two:
+            assert psutil.Process(one.pid).ppid() != psutil.Process(two.pid).ppid()
+            assert devices(one) == devices(two) == ["devices"]
+            huge = 1 << 42  # float32: 16 TiB
+            step = bl.trace(lambda x: tf.reduce_sum(tf.fill([huge], x)), np.float32(1.0), name="16 TiB")
+            placement = bl.Placement(device=[0] * graph_of(step).n)
+            run = bl.execute(step, placement, steps=2, warmup=0, traced=0, kind="cpu", worker=two)
+    assert run.status == "out-of-memory" and run.message.startswith("OOM when allocating tensor")
+    assert len(run.outputs) == 0
+    with pytest.raises(bl.ExecutionError, match="step '16 TiB' cannot run on /device:CPU:0: OOM when allocating"):
+        bl.profile(step, mode="measured", device="/device:CPU:0", progress=False)
 
 
 @pytest.mark.slow
 def test_nothing_outlives_a_killed_caller():
+    """A program, and workers that were forked; from a process with PyTorch, which is imported faster."""
+    pytest.importorskip("torch")
     code = """
 import time
 from baechi_lab.executors import Worker
-workers = [Worker() for _ in range(3)]
+from baechi_lab.workers.forked import TORCH_PIPELINE
+workers = [Worker(), Worker(imports=TORCH_PIPELINE), Worker(imports=TORCH_PIPELINE)]
 print(*(w.pid for w in workers), workers[2]._process._server.process.pid, flush=True)
 time.sleep(600)
 """
@@ -162,7 +183,7 @@ time.sleep(600)
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": home}
     ) as caller:
         pids = list(map(int, caller.stdout.readline().split()))
-        assert len(pids) == 4 and all(map(psutil.pid_exists, pids))
+        assert len(set(pids)) == 4 and all(map(psutil.pid_exists, pids))
         caller.kill()
         caller.wait()
         assert have_ended(*pids)
@@ -170,11 +191,15 @@ time.sleep(600)
 
 @pytest.mark.slow
 def test_bug_a_cluster_could_not_be_closed_when_the_program_ended():
+    """Its worker is forked: the caller's second one with TensorFlow's variables, and the first that imports it."""
     code = """
 import atexit
 atexit.register(lambda: cluster.close())  # runs after the exit handlers of all that is imported later
 from baechi_lab import LocalCluster
-cluster = LocalCluster(2)
+from baechi_lab.workers import client, forked
+forked.start("platform", environment=client.worker_environment()).communicate()
+cluster = LocalCluster(1)
+assert isinstance(cluster._processes[0], forked.Forked)
 """
     home = str(Path(bl.__file__).resolve().parents[1])
     ended = subprocess.run(

@@ -6,12 +6,12 @@ import subprocess
 
 import pytest
 from addresses import own_address
+from forked_command import start_command
 from other_users import linux
 
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import server
 from baechi_lab.executors.tensorflow.loopback import is_local, is_loopback, keep_to_loopback
-from baechi_lab.workers.isolated import isolated_command
 
 
 def interfaces(port):
@@ -85,13 +85,14 @@ def test_other_interfaces_are_refused(bind):
 
 def test_a_trusted_network_is_said():
     pytest.importorskip("tensorflow")
-    command = isolated_command("baechi_lab", "worker", "--bind", "0.0.0.0:0", "--trusted-network", "--follow-stdin")
-    started = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    port = int(started.stdout.readline().rpartition(":")[2])
-    assert interfaces(port) in (["*"], ["0.0.0.0"])
-    assert "can run code as you" in started.communicate("")[1]
+    options = ("--bind", "0.0.0.0:0", "--trusted-network", "--follow-stdin")
+    worker = start_command("worker", *options)
+    with worker.stdout, worker.stderr:
+        port = int(worker.stdout.readline().rpartition(b":")[2])
+        assert interfaces(port) in (["*"], ["0.0.0.0"])
+        worker.stdin.close()
+        assert b"can run code as you" in worker.stderr.read()
+    assert worker.wait(60) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Workers on the network let in who has the secret: through TLS, and nobody else, as a second machine would find."""
 
 import contextlib
-import os
 import re
 import shutil
 import socket
@@ -12,11 +11,14 @@ import threading
 import numpy as np
 import pytest
 from addresses import own_address
+from forked_command import start_command
 from other_users import answers_to_another_user, linux, listening_ports
 
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import server, tunnel
 from baechi_lab.executors.tensorflow.peers import Peers
+from baechi_lab.workers import forked
+from baechi_lab.workers.client import worker_environment
 from baechi_lab.workers.isolated import isolated_command
 
 pytest.importorskip("cryptography")
@@ -113,6 +115,13 @@ def test_another_secret_plain_text_and_nobody(secret, other_secret):
             assert peers.ended_server() is None
 
 
+def end(worker):
+    worker.kill()
+    worker.wait()
+    for stream in filter(None, (worker.stdin, worker.stdout, worker.stderr)):
+        stream.close()
+
+
 @linux
 def test_two_workers_on_an_address_of_the_network(secret, other_secret, step, placement, unplaced_losses):
     """As on two machines: addresses that are not loopback, and the servers behind them on the loopback device alone."""
@@ -120,15 +129,7 @@ def test_two_workers_on_an_address_of_the_network(secret, other_secret, step, pl
     workers, addresses = [], []
     try:
         for _ in range(2):
-            command = isolated_command(
-                "baechi_lab", "worker", "--bind", f"{host}:0", "--secret", str(secret), "--follow-stdin"
-            )
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-            workers.append(
-                subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-                )
-            )
+            workers.append(start_command("worker", "--follow-stdin", "--bind", f"{host}:0", "--secret", str(secret)))
         addresses = [worker.stdout.readline().decode().split()[1] for worker in workers]
         assert all(address.startswith(f"{host}:") for address in addresses)
         run = bl.execute(step, placement, steps=2, workers=addresses, secret=secret, progress=False)
@@ -143,8 +144,7 @@ def test_two_workers_on_an_address_of_the_network(secret, other_secret, step, pl
                 assert places == {host}  # the gate; TensorFlow's server is in a network of its own
     finally:
         for worker in workers:
-            worker.kill()
-            worker.communicate()
+            end(worker)
 
 
 @linux
@@ -152,22 +152,17 @@ def test_two_workers_on_an_address_of_the_network(secret, other_secret, step, pl
 @pytest.mark.parametrize("with_secret", [True, False])
 def test_what_other_users_of_the_machine_reach(with_secret, secret):
     """Nothing of a worker with a secret; a worker whose users are said to be trusted."""
-    options = ["--secret", str(secret)] if with_secret else ["--trusted-users"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    worker = subprocess.Popen(
-        isolated_command("baechi_lab", "worker", "--follow-stdin", *options),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        text=True,
-    )
+    if with_secret:
+        command = isolated_command("baechi_lab", "worker", "--follow-stdin", "--secret", str(secret))
+        worker = forked.run(command, worker_environment({"CUDA_VISIBLE_DEVICES": ""}), subprocess.DEVNULL)
+    else:
+        worker = start_command("worker", "--follow-stdin", "--trusted-users")
     try:
-        gate = int(worker.stdout.readline().rpartition(":")[2])
+        gate = int(worker.stdout.readline().rpartition(b":")[2])
         assert listening_ports(worker.pid) == {gate}
         assert answers_to_another_user([gate]) == ["does not answer" if with_secret else "speaks to anybody"]
     finally:
-        worker.communicate("")
+        end(worker)
 
 
 def test_a_worker_that_cannot_leave_the_network_does_not_start(secret, monkeypatch):
