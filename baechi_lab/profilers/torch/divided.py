@@ -98,7 +98,7 @@ def profile_divided(
             )
     if options.autocast is not None:
         raise InvalidInput("autocast is given and layout too; give precision or dtype in its place")
-    training, precision, states = mode_of(model, options.mode), options.precision, options.state_count
+    training, precision, states = mode_of(model, options.mode), options.precision, options.states
     types = types_of_estimate(precision, options.dtype, None)
     rank_model = copy.deepcopy(model).to("meta").train(training)
     if types["dtype"] is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn, zeros
+from torch import nn, zeros, zeros_like
 
 from ...errors import UnknownNameError
 from ...graph import OpGraph
@@ -36,8 +36,9 @@ from .loss import Loss
 from .named_tensors import named_tensors
 from .operator_counter import Counter, PhaseCall, WorkWatch
 from .optimizer_update import Update, split_into_phases
+from .storages import StorageRecord
 from .unused_parameters import warn_about_unused_parameters
-from .update_temporaries import storages_of_update
+from .update_temporaries import MakeOptimizer, optimizer_named, storages_of_update, temporaries_of
 
 OPTIMIZERS = {
     "sgd": 0,
@@ -62,7 +63,7 @@ def optimizer_states(name: str) -> int:
 
 
 def optimizer_of(step: TorchStep) -> str | None:
-    """Returns the name of a step's optimizer in `OPTIMIZERS`; None if the step has none, or one that is not of PyTorch.
+    """Returns the name of a step's optimizer; None if it has none, one that is not of PyTorch, or one that does not update.
 
     >>> from functools import partial
     >>> from torch.optim import SGD
@@ -71,34 +72,39 @@ def optimizer_of(step: TorchStep) -> str | None:
     """
     if step.optimizer is None:
         return None
+    parameter = nn.Parameter(zeros(3, 5, device="cpu"))
+    parameter.grad = zeros_like(parameter)
     try:
-        optimizer = step.optimizer([nn.Parameter(zeros(3, 5, device="cpu"))])
+        optimizer = step.optimizer([parameter])
+        optimizer.step()
     except FAILURES:  # one of other parameters, which `kept_states` warns of
         return None
     name, options = type(optimizer).__name__.lower(), getattr(optimizer, "defaults", {})
-    if not type(optimizer).__module__.startswith("torch.optim."):
+    if not f"{type(optimizer).__module__}.".startswith(
+        "torch.optim."
+    ):  # Adafactor and Muon are of `torch.optim` itself
         return None
     if name == "sgd" and options["momentum"]:
         return "momentum"
-    fused_name = f"fused-{name}"
-    if options.get("fused") and fused_name in OPTIMIZERS:
-        return fused_name
-    return name if name in OPTIMIZERS else None
+    return f"fused-{name}" if options.get("fused") else name
 
 
-def update_share(name: str, precision: Precision) -> int:
+def update_share(name: str, states: int, precision: Precision) -> int:
     """Returns the bytes that an update moves per byte of a parameter. In mixed precision updates are fused.
 
-    >>> update_share("adamw", Precision()), update_share("fused-adamw", Precision())
+    >>> update_share("adamw", 2, Precision()), update_share("fused-adamw", 2, Precision())
     (20, 7)
     """
-    fused_share = precision.update_share(optimizer_states(name))
+    fused_share = precision.update_share(states)
     return fused_share if precision.is_mixed else FOREACH_PASSES.get(name.lower(), fused_share)
 
 
 @dataclass(frozen=True)
 class EstimateOptions:
-    """Options of an estimate of single operators, as `bl.torch.profile` explains them. Without optimizer, `states` counts."""
+    """Options of an estimate of single operators, as `bl.torch.profile` explains them.
+
+    `optimizer` is its name, or None for no updates. `states` counts the tensors of a parameter's size that it keeps.
+    """
 
     mode: str | None = None
     dtype: object = None
@@ -106,11 +112,6 @@ class EstimateOptions:
     precision: Precision = field(default_factory=Precision)
     optimizer: str | None = None
     states: int = 0
-
-    @property
-    def state_count(self) -> int:
-        """Number of tensors of a parameter's size that the optimizer keeps."""
-        return self.states if self.optimizer is None else optimizer_states(self.optimizer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,13 +140,29 @@ class LayerEstimate:
         total = estimated_us(work, hardware)
         return total[:n], total[n:]
 
-    def graph(self, kinds: Mapping[str, Hardware], *, optimizer: str | None = None, states: int = 0) -> OpGraph:
-        """Builds the OpGraph with durations by device kind, the first being the reference; `optimizer` adds updates."""
-        if optimizer is not None:
-            states = optimizer_states(optimizer)
-        in_loop = all(hardware.kind == "cpu" for hardware in kinds.values())
+    def graph(
+        self,
+        kinds: Mapping[str, Hardware],
+        *,
+        optimizer: str | None = None,
+        states: int | None = None,
+        make_optimizer: MakeOptimizer | None = None,
+    ) -> OpGraph:
+        """Builds the OpGraph with durations by device kind, the first being the reference.
+
+        `optimizer` adds updates. `states` are by default those of the optimizer's name, and `make_optimizer` makes it as named.
+        """
+        storages: list[StorageRecord] = []
+        if optimizer is None:
+            states = states or 0
+        else:
+            states = optimizer_states(optimizer) if states is None else states
+            in_loop = all(hardware.kind == "cpu" for hardware in kinds.values())
+            if not self.precision.is_mixed:  # in mixed precision updates are fused
+                temporaries = temporaries_of(make_optimizer or optimizer_named(optimizer), in_loop)
+                storages = storages_of_update(temporaries, self.updated_parameters)
         layers_by_kind = {
-            kind: self._layers_with_times(hardware, optimizer, in_loop) for kind, hardware in kinds.items()
+            kind: self._layers_with_times(hardware, optimizer, states, storages) for kind, hardware in kinds.items()
         }
         graph = layer_graph(next(iter(layers_by_kind.values())), optimizer_states=states, precision=self.precision)
         record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels))
@@ -157,10 +174,12 @@ class LayerEstimate:
             info={**graph.info, "estimate": record},
         )
 
-    def _layers_with_times(self, hardware: Hardware, optimizer: str | None, in_loop: bool) -> LayerProfile:
+    def _layers_with_times(
+        self, hardware: Hardware, optimizer: str | None, states: int, storages: list[StorageRecord]
+    ) -> LayerProfile:
         """Returns the layers with times. An update of a sparse gradient moves only the rows that the gradient has.
 
-        `in_loop`: an update goes through the parameters one by one, as on a CPU.
+        `storages` are the temporaries of the update.
         """
         forward, backward = self.microseconds(hardware)
         loss = self.layers.loss
@@ -168,14 +187,11 @@ class LayerEstimate:
             loss = replace(loss, forward_us=float(forward[-1]), backward_us=float(backward[-1]))
         update = None
         if optimizer is not None:
-            states = optimizer_states(optimizer)
-            moved_bytes = self.layers.parameter_gradients * float(update_share(optimizer, self.precision))
+            moved_bytes = self.layers.parameter_gradients * float(update_share(optimizer, states, self.precision))
             flops = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
             rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(flops, moved_bytes, strict=True))
             state_bytes = self.layers.trained_bytes * self.precision.state_share(states)
             us = estimated_us(work_of(len(moved_bytes), rows), hardware, follows=True)
-            is_fused = self.precision.is_mixed
-            storages = [] if is_fused else storages_of_update(optimizer, self.updated_parameters, in_loop)
             update = Update(us, state_bytes, *split_into_phases(len(us), storages))
         return replace(self.layers, forward_us=forward[:-1], backward_us=backward[:-1], update=update, loss=loss)
 

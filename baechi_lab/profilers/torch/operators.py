@@ -239,9 +239,9 @@ def profile_operators(
         batch_bytes = distinct_bytes((args, kwargs))
     warn_about_unused_parameters(model, model_trace)
     if options.optimizer is not None:
-        add_updates(recorder, update_share(options.optimizer, precision))
+        add_updates(recorder, update_share(options.optimizer, options.states, precision))
     name = type(model).__name__.lower()
-    graph = make_operator_graph(recorder, kinds, options.state_count, name, precision)
+    graph = make_operator_graph(recorder, kinds, options.states, name, precision)
     return graph.replace(temp_bytes=graph.temp_bytes + batch_bytes)
 
 

@@ -144,13 +144,17 @@ def profile(
             raise InvalidInput("layout is for estimates; name the hardware that they are for")
         if layout is None:
             raise InvalidInput("plan is given without layout; the plan says how a layout divides layers")
-        options = EstimateOptions(mode, dtype, autocast, Precision.of(precision, gradients), optimizer, states or 0)
+        states = states or 0 if optimizer is None else state_count(optimizer)
+        options = EstimateOptions(mode, dtype, autocast, Precision.of(precision, gradients), optimizer, states)
         graph = profile_divided(model, sample_inputs, by_kind(hardware), layout, options, plan)
         return _with_quantization(graph, model)
     if hardware is not None:
-        if step is not None and optimizer is None and states is None:
-            optimizer = optimizer_of(step)
-        states = states or (0 if step is None else step.kept_states)
+        make_optimizer = None
+        if optimizer is not None:
+            states = state_count(optimizer)
+        elif step is not None and states is None:
+            optimizer, states, make_optimizer = optimizer_of(step), step.kept_states, step.optimizer
+        states = states or 0
         kinds = by_kind(hardware)
         on_cpu = all(device_hardware.kind == "cpu" for device_hardware in kinds.values())
         options = EstimateOptions(mode, dtype, autocast, Precision.of(precision, gradients), optimizer, states)
@@ -168,7 +172,7 @@ def profile(
                 precision=options.precision,
                 on_cpu=on_cpu,
             )
-            graph = estimate.graph(kinds, optimizer=optimizer, states=states)
+            graph = estimate.graph(kinds, optimizer=optimizer, states=states, make_optimizer=make_optimizer)
         else:
             graph = profile_operators(model, sample_inputs, kinds, options, atomic=atomic, on_cpu=on_cpu)
         return _with_quantization(graph, model)

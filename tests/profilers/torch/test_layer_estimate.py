@@ -577,6 +577,51 @@ def test_an_estimate_takes_the_optimizer_of_a_step():
     assert "linear/update" not in bl.torch.profile(halving_step, hardware="a100").names
 
 
+@pytest.mark.parametrize(
+    ("factory", "tensors"),
+    [
+        (functools.partial(torch.optim.Adam, amsgrad=True), 6),  # weight, gradient, three states; the root of one
+        (functools.partial(torch.optim.RMSprop, momentum=0.9, centered=True), 6),
+        (functools.partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1), 4),
+        (torch.optim.Rprop, 6),
+        (functools.partial(torch.optim.Adam, foreach=False), 4),
+    ],
+)
+def test_bug_an_estimate_counts_the_options_of_an_optimizer(factory, tensors):
+    """Previously the name decided: amsgrad had two states, RMSprop one, and no weight decay or Rprop had temporaries."""
+    n = 256
+
+    def build():
+        return nn.Sequential(*[nn.Linear(n, n, bias=False) for _ in range(32)])
+
+    step = bl.torch.TorchStep("layers", build, (torch.ones(1, n),), optimizer=factory)
+    graph = bl.torch.profile(step, hardware="h100")
+    peak = bl.simulate(graph, bl.Cluster.uniform(1, kind="h100"), bl.Placement(device=[0] * graph.n)).peak_bytes[0]
+    assert peak - HARDWARE["h100"].workspace_bytes == pytest.approx(tensors * 32 * n * n * 4, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        functools.partial(torch.optim.Adam, amsgrad=True, weight_decay=0.1),
+        functools.partial(torch.optim.RMSprop, momentum=0.9, centered=True),
+        functools.partial(torch.optim.AdamW, foreach=True),
+        torch.optim.Rprop,
+        torch.optim.Adafactor,
+    ],
+)
+def test_updates_of_an_estimate_for_a_cpu_hold_what_is_measured(factory):
+    def build():
+        return nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64), nn.Linear(64, 256), nn.Linear(256, 64))
+
+    step = bl.torch.TorchStep("layers", build, (torch.ones(2, 64),), optimizer=factory)
+    peaks = []
+    for options in ({"hardware": "cpu-core"}, {"warmup": 0, "runs": 1}):
+        graph = bl.torch.profile(step, **options)
+        peaks.append(bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * graph.n)).peak_bytes[0])
+    assert 0.97 < peaks[0] / peaks[1] < 1.15
+
+
 class Halving(torch.optim.Optimizer):
     """An optimizer that is not of PyTorch: nothing is known of its update but its states."""
 
