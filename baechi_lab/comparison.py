@@ -177,7 +177,7 @@ def compare(
         native_rows = dict(enumerate(runners.values(), start=placer_rows))
         for k, columns in measure_rows(graph, step, runnable, steps, execute_options, progress, native_rows).items():
             rows[k] |= columns
-    table = _table_of(rows, batch_size, float("nan") if alone is None else alone.makespan_us)
+    table = table_of(rows, batch_size, float("nan") if alone is None else alone.makespan_us)
     notes = notes_on(table[:placer_rows], graph, groups, cluster)
     if too_coarse(graph, groups, cluster):
         notes += _note_on_single_ops(graph, cluster, table[:placer_rows], scheduler, pipeline)
@@ -199,7 +199,7 @@ def _record_and_workers(cluster: Cluster | LocalCluster) -> tuple[Cluster, Local
     return record, cluster
 
 
-def _table_of(rows: Sequence[Mapping[str, object]], batch_size: int | None, one_device_us: float) -> pandas.DataFrame:
+def table_of(rows: Sequence[Mapping[str, object]], batch_size: int | None, one_device_us: float) -> pandas.DataFrame:
     """Returns the rows as a table, with the columns that follow from others."""
     import pandas as pd
 
@@ -369,8 +369,7 @@ def order_of(placement: Placement, scheduler: object = None) -> str:
     >>> order_of(Placement(device=[0])), order_of(Placement(device=[0]), "pct")
     ('fifo', 'pct')
     """
-    chosen_by_auto = winner_of(placement).partition(", scheduler ")[2].partition(" ")[0]
-    return str(scheduler or chosen_by_auto or ("fifo" if placement.rank is None else "planned"))
+    return str(scheduler or placement.info.get("winner_scheduler") or ("fifo" if placement.rank is None else "planned"))
 
 
 def summary(timeline: Timeline) -> dict[str, object]:

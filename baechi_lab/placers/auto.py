@@ -75,7 +75,7 @@ it. For other large graphs the partitioners alone place the smallest form, on al
 """
 ALL_COUNTS = 8
 """Largest cluster of which every smaller number of devices is tried. Of a larger one, powers of two and all but one are tried."""
-EVERY_SCHEDULE, ANNEALED = "every schedule", ", annealed"
+EVERY_SCHEDULE = "every schedule"
 ANNEALING, ANNEALED_OPS, LEAST_ANNEALING, STARTS = 4_000, 400_000, 50, 4
 """Simulations of an annealing, which are fewer on large graphs: so many ops altogether, or none at all if fewer simulations are
 left than the least number. Half of them are divided among the fastest placements as starts, half go on from the best result.
@@ -86,7 +86,11 @@ WITHOUT_LIMITS = 4
 
 @dataclass(frozen=True)
 class Attempt:
-    """One row of the table: placer, graph, scheduler, and the measured placement or the error."""
+    """One row of the table: placer, graph, scheduler, and the measured placement or the error.
+
+    `placer` also says on how many devices, and whether the placement was annealed; `rule` is the name of the registered placer
+    alone. With `of_ops`, the scheduler chose among the ops of groups.
+    """
 
     placer: str
     graph: str
@@ -96,6 +100,9 @@ class Attempt:
     feasible: bool
     place_seconds: float
     error: str = ""
+    rule: str = ""
+    annealed: bool = False
+    of_ops: bool = False
 
 
 Attempts = list[tuple[Attempt, Placement | None]]
@@ -187,11 +194,8 @@ class Auto(Placer):
                 return placement.replace(info={**placement.info, "table": table, "winner": "contiguous"})
             return self._repair_attempt(graph, cluster, attempts).replace(info={"table": table, "winner": "repair"})
         attempt, placement = fits[0]
-        winner = f"{attempt.placer} on the {parts_of(attempt.graph)}" + (
-            f", scheduler {attempt.scheduler}" if attempt.scheduler else ""
-        )
         goal_info = proof if self.objective == "latency" else {self._goal.key: attempt.makespan_us}
-        return placement.replace(info={"table": table, "winner": winner, **goal_info})
+        return placement.replace(info={"table": table, **winner_info(attempt), **goal_info})
 
     @property
     def _goal(self) -> Objective:
@@ -261,7 +265,7 @@ class Auto(Placer):
                 fastest_us = min(fastest_us, us)
             peak_bytes = int(peak.max(initial=0))
             row = replace(
-                attempt, scheduler=f"{scheduler} of ops", makespan_us=us, peak_bytes=peak_bytes, feasible=feasible
+                attempt, scheduler=scheduler, of_ops=True, makespan_us=us, peak_bytes=peak_bytes, feasible=feasible
             )
             rows.append((row, ordered_placement))
         return rows
@@ -276,6 +280,18 @@ class Auto(Placer):
             return repaired_placement
         why = "neither a rule nor the repair found a placement that fits, which is no proof that none exists"
         raise infeasible_placement(first_fitting(graph, cluster)[1] or why, graph, cluster)
+
+
+def winner_info(attempt: Attempt) -> dict[str, object]:
+    """Returns the entries of `Placement.info` that say which placement was taken: in words, and one by one."""
+    scheduler = attempt.scheduler + (" of ops" if attempt.of_ops else "")
+    words = f"{attempt.placer} on the {parts_of(attempt.graph)}" + (f", scheduler {scheduler}" if scheduler else "")
+    return {
+        "winner": words,
+        "winner_rule": attempt.rule,
+        "winner_annealed": attempt.annealed,
+        "winner_scheduler": attempt.scheduler,
+    }
 
 
 def _try_every_schedule(attempts: Attempts, graph: OpGraph, cluster: Cluster) -> dict[str, object]:
@@ -324,8 +340,10 @@ class _Annealing:
         simulated, placement = self.simulations.simulate(placement, scheduler)
         improved_attempt = replace(
             attempt,
-            placer=attempt.placer.removesuffix(ANNEALED) + ANNEALED,
+            placer=attempt.placer if attempt.annealed else f"{attempt.placer}, annealed",
+            annealed=True,
             scheduler=scheduler,
+            of_ops=False,
             makespan_us=simulated.makespan_us,
             peak_bytes=int(simulated.peak_bytes.max(initial=0)),
             feasible=simulated.feasible,
@@ -461,22 +479,23 @@ def _run_attempts(
             placement = propose(placer, form, graph, cluster_to_use, goal)
     except BaechiLabError as error:  # a placer that finds nothing, or lacks its package, is a row without a placement
         seconds = working_seconds() - began
-        return [(Attempt(name, form_name, "", float("inf"), 0, False, seconds, str(error)), None)]
+        return [(Attempt(name, form_name, "", float("inf"), 0, False, seconds, str(error), placer), None)]
     seconds = working_seconds() - began
     if goal.name != "latency":
         schedule = (goal.schedule or "") if goal.name == "step" else ""
         try:
             measurement = goal.measure(graph, cluster, placement)
         except InvalidInput as error:  # its stages are no pipeline for the schedule
-            return [(Attempt(name, form_name, schedule, float("inf"), 0, False, seconds, str(error)), None)]
+            return [(Attempt(name, form_name, schedule, float("inf"), 0, False, seconds, str(error), placer), None)]
         peak = int(measurement.peak_bytes.max(initial=0))
-        return [(Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, seconds), placement)]
+        attempt = Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, seconds, rule=placer)
+        return [(attempt, placement)]
     rows: Attempts = []
     for scheduler in SCHEDULERS.names():
         if scheduler == "planned" and placement.rank is None:
             continue
         plan, simulated_plan = simulations.simulate(placement, scheduler)
         peak_bytes = int(plan.peak_bytes.max(initial=0))
-        attempt = Attempt(name, form_name, scheduler, plan.makespan_us, peak_bytes, plan.feasible, seconds)
+        attempt = Attempt(name, form_name, scheduler, plan.makespan_us, peak_bytes, plan.feasible, seconds, rule=placer)
         rows.append((attempt, simulated_plan))
     return rows

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comparison import COLUMNS, DEFAULT_PLACERS, order_of, summary, winner_of
+from ..comparison import DEFAULT_PLACERS, order_of, summary, table_of, winner_of
 from ..graph import Placement, Timeline
 from ..graph.units import format_us, plural
 from ..memo import Memo
-from ..step_summary import notes_on, speedup_of
+from ..step_summary import notes_on
 from .bars import only_renamed
 from .compute import (
     Outcome,
@@ -66,14 +66,10 @@ def compare_placers(
 def _table(outcome: Outcome, rows: list[dict[str, object]]) -> pandas.DataFrame:
     import pandas as pd
 
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
-    table["one_device_us"] = outcome.one_device_us
-    table["speedup"] = speedup_of(table)
-    for column in ("winner", "order"):
-        table[column] = [row.get(column, "") for row in rows]
+    bounded_rows = [{"lower_bound_us": outcome.lower_bound_us, **row} for row in rows]
+    table = table_of(bounded_rows, None, outcome.one_device_us)
+    table["order"] = [row.get("order", "") for row in rows]
     table["busy_shares"] = pd.Series([row.get("busy_shares") for row in rows], dtype=object)
-    table["lower_bound_us"] = outcome.lower_bound_us
-    table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
     return table
 
 

@@ -176,11 +176,8 @@ def rule_in_words(placement: Placement) -> str:
     >>> rule_in_words(Placement(device=[0], placer="scotch", params={"imbalance": 0.05}))
     'scotch looks at the graph as a whole: few bytes between devices, and on none more than 5% above its share of the work.'
     """
-    name = placement.placer
-    winner, _, after_winner = str(placement.info.get("winner", "")).partition(" ")
-    if winner.rstrip(",") in placer_names():
-        name = winner.rstrip(",")
-    if after_winner.startswith("annealed"):
+    name = str(placement.info.get("winner_rule") or placement.placer)
+    if placement.info.get("winner_annealed"):
         return f"auto annealed the placement of {name}: it moved ops at random and kept what made the step shorter."
     params = placement.params if name == placement.placer else {}
     beginning = f"{name} looks at the graph as a whole: "

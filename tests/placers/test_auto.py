@@ -43,6 +43,11 @@ def test_the_winner_simulates_to_its_row_and_threads_do_not_matter(graph, device
     cluster = Cluster.uniform(devices, memory_bytes=1 << 40, link=Link(20.0, 0.0001), comm=comm)
     best, repeated = (place(graph, cluster, "auto", workers=k) for k in (1, 4))
     assert best == repeated and best.info["winner"] == repeated.info["winner"]
+    info = best.info
+    assert (
+        info["winner"].startswith(info["winner_rule"]) and f", scheduler {info['winner_scheduler']}" in info["winner"]
+    )
+    assert info["winner_annealed"] == (", annealed" in info["winner"])
     rows = [row for row in best.info["table"] if row["feasible"]]
     assert simulate(graph, cluster, best).makespan_us == min(row["makespan_us"] for row in rows)
     assert {row["graph"] for row in rows} == {"raw", "optimized"} or graph.n == 60

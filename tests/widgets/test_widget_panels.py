@@ -619,7 +619,7 @@ def test_explore_panel_sweeps_and_takes_the_best(bench):
     panel.show(panel.table[:1])  # 30 us at best, where the screen has 22
     assert "; the setting on the screen is faster, it takes 22.00 us" in panel.verdict.value
     assert "bl-note" in panel.verdict.value
-    info = {"winner": "contiguous on the groups, scheduler pct"}
+    info = {"winner_scheduler": "pct"}
     bench.model.outcome = replace(bench.outcome, base=bench.outcome.base.replace(info=info))
     panel.show(panel.table[:1])
     assert "it takes 22.00 us: auto gave its placement the order pct" in shown_text(panel.verdict)

@@ -10,6 +10,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.graph.units import format_us
 from baechi_lab.memo import Memo
+from baechi_lab.placers.auto import Attempt, winner_info
 from baechi_lab.step_summary import change_in_words
 from baechi_lab.widgets import advice
 from baechi_lab.widgets.codegen import cluster_code, from_code, to_code
@@ -885,7 +886,11 @@ def test_numbers_beside_each_other_have_the_unit_of_the_largest():
 
 
 def test_bug_an_annealed_placement_was_said_to_follow_the_rule_of_its_start():
-    placement = bl.Placement(device=[0], placer="auto", info={"winner": "scotch, annealed on the ops, scheduler fifo"})
+    """Also one on fewer devices, of which the winner's name says how many before it says that it was annealed."""
+    name = "scotch for 2 devices, annealed"
+    attempt = Attempt(name, "raw", "fifo", 1.0, 0, True, 0.0, rule="scotch", annealed=True)
+    placement = bl.Placement(device=[0], placer="auto", info=winner_info(attempt))
+    assert placement.info["winner"] == "scotch for 2 devices, annealed on the ops, scheduler fifo"
     assert rule_in_words(placement).startswith("auto annealed the placement of scotch: it moved ops")
 
 
@@ -901,7 +906,7 @@ def test_the_order_stands_beside_the_placer(diamond, pair):
     assert dict(facts_of(bench.outcome))["order"] == "planned"
     bench.tasks.compare(["m-etf", "hash", "auto"])
     orders = dict(zip(bench.tasks.table["placer"], bench.tasks.table["order"], strict=True))
-    scheduler = bl.place(diamond, pair, "auto").info["winner"].partition(", scheduler ")[2].partition(" ")[0]
+    scheduler = bl.place(diamond, pair, "auto").info["winner_scheduler"]
     assert orders == {"m-etf": "planned", "hash": "fifo", "auto": scheduler or "planned"}
     pills = {row["cells"][0]: [note["text"] for note in row["notes"]] for row in bench.compare.rows.rows}
     assert "planned" in pills["m-etf"] and "fifo" in pills["hash"]

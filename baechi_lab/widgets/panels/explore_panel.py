@@ -373,7 +373,7 @@ def against_current(values: Any, current: Outcome) -> str:
         same_work = (int(micro) if is_known(micro) else 1) == (current.setting.micro_batches or 1)
         speed = f"takes {format_us(step)}" if same_work and values["makespan_us"] > 1.0005 * step else ""
     # A row has the order of its own placer, where `auto` took the fastest order as well.
-    order = str(current.base.info.get("winner", "")).partition(", scheduler ")[2]
+    order = current.base.info.get("winner_scheduler")
     why = f": {Auto.name} gave its placement the order {order}" if order else ""
     return f"; the setting on the screen is faster, it {speed}{why}" if speed else ""
 
