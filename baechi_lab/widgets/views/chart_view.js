@@ -171,17 +171,28 @@ function drawHeat(picture, spec, width, height, clicked) {
   rows.forEach((name, k) => picture.append(svg("text", { x: left - 6, y: 20 + tall * (k + 0.5) + 4, "text-anchor": "end" }, shortened(name, left - 8, 11))));
   spec.labels.forEach((name, k) => picture.append(svg("text", { x: left + wide * (k + 0.5), y: height - 6, "text-anchor": "middle" }, shortened(name, wide, 11))));
   for (const { x, y, text, tip, id, fits, front, good } of cells) {
-    const cell = svg("g", { class: "bl-chart-hit bl-chart-cell", tabindex: "0", role: "button", "aria-label": tip, "data-id": id });
+    const cell = pressable("g", { class: "bl-chart-hit bl-chart-cell", "aria-label": tip, "data-id": id }, () => clicked([id]));
     const fill = fits ? `color-mix(in srgb, var(--bl-series-0) ${Math.round(8 + 42 * good)}%, var(--bl-background))` : "var(--bl-panel)";
     const said = `${front ? "◆ " : ""}${fits ? "" : "✗ "}${text}`;
     cell.append(
       svg("rect", { x: left + wide * x + 1, y: 20 + tall * y + 1, width: Math.max(wide - 2, 1), height: Math.max(tall - 2, 1), style: `fill:${fill}`, class: front ? "bl-chart-front" : "" }),
       svg("text", { x: left + wide * (x + 0.5), y: 20 + tall * (y + 0.5) + 4, "text-anchor": "middle" }, textWidth(said) <= wide - 4 ? said : shortened(said, wide - 4, 11)),
       svg("title", {}, tip));
-    cell.addEventListener("click", () => clicked([id]));
-    cell.addEventListener("keydown", (event) => { if (["Enter", " "].includes(/** @type {KeyboardEvent} */ (event).key)) { event.preventDefault(); clicked([id]); } });
     picture.append(cell);
   }
+}
+
+/** An SVG element that is a button, for the pointer and for keys. @param {string} tag @param {Record<string, string | number>} attributes
+ * @param {(event: MouseEvent | null) => void} pressed with the event of a click, or null for a key @returns {SVGElement} */
+function pressable(tag, attributes, pressed) {
+  const node = svg(tag, { ...attributes, tabindex: "0", role: "button" });
+  node.addEventListener("click", pressed);
+  node.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    pressed(null);
+  });
+  return node;
 }
 
 /** @param {Element} picture @param {Series[]} named @param {number[][]} places @param {number} left @param {number} top */
@@ -343,17 +354,14 @@ function drawMarks(picture, marks, spec, plot) {
 /** What is pointed at around a mark. Areas may cover each other: a click means the nearest mark, and of several in one place
  * one after the other. @param {Spot[]} spots @param {Spot} spot @param {(ids: number[]) => void} clicked */
 function hitArea(spots, spot, clicked) {
-  const hit = svg("circle", { cx: spot.x, cy: spot.y, r: 9, fill: "transparent" });
-  hit.append(svg("title", {}, spotsAt(spots, spot.x, spot.y).map(({ text }) => text).join("\n")));
+  const area = { cx: spot.x, cy: spot.y, r: 9, fill: "transparent" };
   const id = spot.id;
-  if (id === undefined) return hit;
-  for (const [name, value] of Object.entries({ class: "bl-chart-hit", tabindex: "0", role: "button", "aria-label": spot.text })) hit.setAttribute(name, value);
-  hit.addEventListener("click", (event) => {
+  const hit = id === undefined ? svg("circle", area) : pressable("circle", { ...area, class: "bl-chart-hit", "aria-label": spot.text }, (event) => {
+    if (!event) return clicked([id]);
     const { left, top } = /** @type {Element} */ (hit.ownerSVGElement).getBoundingClientRect();
-    const { clientX, clientY } = /** @type {MouseEvent} */ (event);
-    clicked(spotsAt(spots, clientX - left, clientY - top).flatMap((there) => there.id ?? []));
+    return clicked(spotsAt(spots, event.clientX - left, event.clientY - top).flatMap((there) => there.id ?? []));
   });
-  hit.addEventListener("keydown", (event) => { if (/** @type {KeyboardEvent} */ (event).key === "Enter") clicked([id]); });
+  hit.append(svg("title", {}, spotsAt(spots, spot.x, spot.y).map(({ text }) => text).join("\n")));
   return hit;
 }
 

@@ -40,15 +40,43 @@ function hatchOf(context, lines, colour) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
   const brush = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
-  brush.strokeStyle = colour;
   brush.globalAlpha = 0.45;
-  for (const [x0, y0, x1, y1] of lines) {
-    brush.beginPath();
-    brush.moveTo(x0, y0);
-    brush.lineTo(x1, y1);
-    brush.stroke();
-  }
+  for (const line of lines) drawLine(brush, line, colour);
   return context.createPattern(tile, "repeat");
+}
+
+/** A straight line. @param {CanvasRenderingContext2D} context @param {number[]} line as x0, y0, x1, y1 @param {string} colour
+ * @param {number} width @param {number[]} dash */
+function drawLine(context, [x0, y0, x1, y1], colour, width = 1, dash = []) {
+  context.strokeStyle = colour;
+  context.lineWidth = width;
+  context.setLineDash(dash);
+  context.beginPath();
+  context.moveTo(x0, y0);
+  context.lineTo(x1, y1);
+  context.stroke();
+  context.setLineDash([]);
+}
+
+/** Text that can be read on any colour.
+ * @param {CanvasRenderingContext2D} context @param {string} text @param {number} x @param {number} y @param {string} colour @param {Theme} theme */
+function drawHaloed(context, text, x, y, colour, theme) {
+  context.strokeStyle = theme.background;
+  context.lineWidth = 3;
+  context.strokeText(text, x, y);
+  context.fillStyle = colour;
+  context.fillText(text, x, y);
+}
+
+/** The first place from `low` on that does not lie before what is looked for; `high` if all places below it do.
+ * @param {number} low @param {number} high @param {(place: number) => boolean} isBefore of ascending places, true and then false */
+function firstPlace(low, high, isBefore) {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (isBefore(middle)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 /** Lines of a UTF-8 column. @param {DataView | undefined} view @returns {string[]} */

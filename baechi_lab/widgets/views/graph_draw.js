@@ -142,11 +142,7 @@ function drawTitles(context, { scene, t, theme, size }) {
     if (context.measureText(text).width + 14 > w * t.k) return;
     const [at, line] = [Math.max(left, 0) + 8, Math.max(top + (TITLE / 2 + 2) * t.k, covered)];
     if (top < 0 && line === covered) covered += TITLE;
-    context.strokeStyle = theme.background;
-    context.lineWidth = 3;
-    context.strokeText(text, at, line);
-    context.fillStyle = theme.faint;
-    context.fillText(text, at, line);
+    drawHaloed(context, text, at, line, theme.faint, theme);
   });
 }
 

@@ -61,14 +61,7 @@ function render({ model, el }) {
 
   /** The last change of a device at or before `time`; pointer - 1 when there is none yet. */
   function lastChange(device, time) {
-    let low = levels.pointer[device];
-    let high = levels.pointer[device + 1];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (levels.time[middle] <= time) low = middle + 1;
-      else high = middle;
-    }
-    return low - 1;
+    return firstPlace(levels.pointer[device], levels.pointer[device + 1], (row) => levels.time[row] <= time) - 1;
   }
 
   function total(row) {
@@ -158,17 +151,14 @@ function render({ model, el }) {
     }
   }
 
+  /** A line over the whole width of the scale. */
+  const drawAcross = (context, y, width, colour, thickness = 1, dash = []) =>
+    drawLine(context, [axis.gutter, y, width - 8, y], colour, thickness, dash);
+
   const tickY = (value, yOf) => Math.round(yOf(value)) + 0.5;
 
   function drawTickLines(context, largest, yOf, width, theme) {
-    context.strokeStyle = theme.grid;
-    context.lineWidth = 1;
-    for (const value of byteTicks(largest)) {
-      context.beginPath();
-      context.moveTo(axis.gutter, tickY(value, yOf));
-      context.lineTo(width - 8, tickY(value, yOf));
-      context.stroke();
-    }
+    for (const value of byteTicks(largest)) drawAcross(context, tickY(value, yOf), width, theme.grid);
   }
 
   function drawTickLabels(context, largest, yOf, theme) {
@@ -177,15 +167,6 @@ function render({ model, el }) {
     for (const value of byteTicks(largest)) {
       drawHaloed(context, withoutEndingZeros(peakText(value)), axis.gutter + 3, tickY(value, yOf), theme.text, theme);
     }
-  }
-
-  /** Text that can be read on any colour. */
-  function drawHaloed(context, text, x, y, colour, theme) {
-    context.strokeStyle = theme.background;
-    context.lineWidth = 3;
-    context.strokeText(text, x, y);
-    context.fillStyle = colour;
-    context.fillText(text, x, y);
   }
 
   /** @param {number} limit @param {boolean} inside whether the line of the limit is where its bytes are on the scale */
@@ -202,14 +183,7 @@ function render({ model, el }) {
   function drawLimit(context, peak, limit, largest, yOf, width, theme) {
     const inside = limit <= largest;
     const y = inside ? yOf(limit) : yOf(largest) + 2;
-    context.strokeStyle = theme.danger;
-    context.setLineDash(inside ? [5, 3] : [2, 5]);
-    context.lineWidth = 1.5;
-    context.beginPath();
-    context.moveTo(axis.gutter, y);
-    context.lineTo(width - 8, y);
-    context.stroke();
-    context.setLineDash([]);
+    drawAcross(context, y, width, theme.danger, 1.5, inside ? [5, 3] : [2, 5]);
     context.font = `9px ${theme.font}`;
     const isAtScale = isLimitAtScale(peak, limit, largest, yOf, width);
     context.textAlign = isAtScale ? "left" : "right";
@@ -219,15 +193,7 @@ function render({ model, el }) {
   /** What the device held at most when the step ran, beside what it is simulated to hold. */
   function drawMeasured(context, peak, yOf, width, theme) {
     if (!(peak.measured_bytes > 0)) return;
-    const y = yOf(peak.measured_bytes);
-    context.strokeStyle = theme.text;
-    context.lineWidth = 1;
-    context.setLineDash([2, 3]);
-    context.beginPath();
-    context.moveTo(axis.gutter, y);
-    context.lineTo(width - 8, y);
-    context.stroke();
-    context.setLineDash([]);
+    drawAcross(context, yOf(peak.measured_bytes), width, theme.text, 1, [2, 3]);
     context.font = `10px ${theme.font}`;
     context.textAlign = "right";
     context.fillStyle = theme.text;

@@ -36,14 +36,8 @@ function timeAxis(model, view, names) {
     drawCursor: (context, theme, top, height) => {
       view().canvas.dataset.cursor = axis.cursor < 0 ? "" : String(axis.cursor);
       if (axis.cursor < axis.range[0] || axis.cursor > axis.range[1] || axis.cursor < 0) return;
-      context.strokeStyle = theme.text;
-      context.lineWidth = 1;
-      context.setLineDash([2, 3]);
-      context.beginPath();
-      context.moveTo(Math.round(axis.xOf(axis.cursor)) + 0.5, top);
-      context.lineTo(Math.round(axis.xOf(axis.cursor)) + 0.5, height);
-      context.stroke();
-      context.setLineDash([]);
+      const x = Math.round(axis.xOf(axis.cursor)) + 0.5;
+      drawLine(context, [x, top, x, height], theme.text, 1, [2, 3]);
     },
     stop: () => ended.abort(),
     range: shown(),

@@ -68,14 +68,7 @@ function readWaits(model) {
 
 /** The first wait of a lane that ends after `time`. @param {Waits} waits @param {number} lane @param {number} time */
 function firstWait(waits, lane, time) {
-  let low = waits.pointer[lane] ?? 0;
-  let high = waits.pointer[lane + 1] ?? 0;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (waits.end[middle] <= time) low = middle + 1;
-    else high = middle;
-  }
-  return low;
+  return firstPlace(waits.pointer[lane] ?? 0, waits.pointer[lane + 1] ?? 0, (wait) => waits.end[wait] <= time);
 }
 
 /** Why a device is idle, in words. @param {number} kind @param {string} source @param {string} op */
@@ -175,15 +168,8 @@ function batchRuns(bars, batches, lane, from, to, gap) {
 /** First bar of a lane that may reach beyond `time`: bars are sorted by start, none is longer than `longest`.
  * @param {Pick<Bars, "start" | "pointer" | "longest">} bars @param {number} lane @param {number} time */
 function firstVisible(bars, lane, time) {
-  let low = bars.pointer[lane];
-  let high = bars.pointer[lane + 1];
   const from = time - bars.longest[lane];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (bars.start[middle] < from) low = middle + 1;
-    else high = middle;
-  }
-  return low;
+  return firstPlace(bars.pointer[lane], bars.pointer[lane + 1], (bar) => bars.start[bar] < from);
 }
 
 /** The first `most` bars that begin or go on in `range`, as lanes and bars in order of time, and the number of all.
