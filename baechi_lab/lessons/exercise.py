@@ -38,6 +38,7 @@ class Verdict:
     exercise: int
     right: bool | None
     message: str
+    complaint: str = ""
 
     def __bool__(self) -> bool:
         return self.right is True
@@ -69,7 +70,7 @@ class Lesson:
             complaint = f"the answer cannot be used: {' '.join(str(error).split()):.300}"
         if complaint == EMPTY:
             return Verdict(exercise, None, "not answered yet")
-        return Verdict(exercise, not complaint, f"not yet: {complaint}" if complaint else "right")
+        return Verdict(exercise, not complaint, f"not yet: {complaint}" if complaint else "right", complaint or "")
 
     def solution(self, exercise: int, answer: object) -> Verdict:
         """Checks an answer that must be right, and raises `InvalidInput` where it is wrong."""

@@ -119,9 +119,7 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
                     k for k, verdict in verdicts.items() if verdict.right is None and k in asked_exercises
                 ]
                 remarks = [
-                    f"exercise {k}: {verdict.message.removeprefix('not yet: ')}"
-                    for k, verdict in verdicts.items()
-                    if verdict.right is False
+                    f"exercise {k}: {verdict.complaint}" for k, verdict in verdicts.items() if verdict.right is False
                 ]
                 for word, numbers in (
                     ("not answered", unanswered_exercises),

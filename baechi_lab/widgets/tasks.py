@@ -137,7 +137,7 @@ class Tasks:
 
     def _set_comparison(self, outcome: Outcome, table: pandas.DataFrame) -> None:
         for measured, run in self.measured_runs:
-            if _alike(measured, outcome) and not measured.setting.moves:
+            if alike(measured, outcome) and not measured.setting.moves:
                 table.loc[table["placer"] == measured.setting.placer, "measured_us"] = run.median_seconds * 1e6
         self.table, self.table_of = table, outcome
         self.model.emit("table", table)
@@ -183,7 +183,7 @@ class Tasks:
                 and outcome.executed_graph.names == current.executed_graph.names
             ):
                 choices[key] = f"{label}: {name_of(outcome)}", outcome.timeline.makespan_us
-        if self.table is not None and self.table_of is not None and _alike(self.table_of, current):
+        if self.table is not None and self.table_of is not None and alike(self.table_of, current):
             rows = self.table[self.table["makespan_us"].notna() & (self.table["placer"] != CURRENT)]
             for placer, step in zip(rows["placer"], rows["makespan_us"], strict=True):
                 if placer != current.setting.placer or current.setting.moves:
@@ -206,7 +206,7 @@ class Tasks:
         if key in ("before", "held"):
             return self.model.before if key == "before" else self.pinned
         current, (had, row_outcome) = self.model.outcome, self._row
-        if current is not None and row_outcome is not None and key == had and _alike(row_outcome, current):
+        if current is not None and row_outcome is not None and key == had and alike(row_outcome, current):
             return row_outcome
         return None
 
@@ -412,7 +412,7 @@ class Tasks:
         self.model.emit("announced", f"{len(table):,} combinations computed")
 
 
-def _alike(first: Outcome, second: Outcome) -> bool:
+def alike(first: Outcome, second: Outcome) -> bool:
     """Whether two settings differ only in the placer, its start and the moves by hand."""
     a, b = (o.setting.replace(placer="", params={}, moves=()) for o in (first, second))
     return a == b and first.graph is second.graph

@@ -21,7 +21,7 @@ from ..compute import Outcome, placed_parts
 from ..controls import HTML, Checkbox
 from ..glossary import tip
 from ..guard import Guard
-from ..tasks import Tasks
+from ..tasks import Tasks, alike
 from ..views.chart_view import ChartView
 from ..views.table_view import PERCENT, RATIO_DECIMALS, Column, TableView, busy_lanes, names, quantity
 from .parts import WIDE, Fold, add_hint, button, for_people, note, row, say, set_class, table
@@ -166,9 +166,7 @@ class ComparePanel:
         outcome, of = self.model.outcome, self.tasks.table_of
         if outcome is None or of is None:
             return
-        same = outcome.setting.replace(placer="", params={}, moves=()) == of.setting.replace(
-            placer="", params={}, moves=()
-        )
+        same = alike(outcome, of)
         say(self.state, "" if same else "This table was made under another setting; press Compare to renew it.")
         set_class(self.compared, "bl-outdated", not same)
         self._show_held()

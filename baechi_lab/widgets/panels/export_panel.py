@@ -36,7 +36,7 @@ class ExportPanel:
         preview = Guard(self.model.fail)(tasks.preview_script)
         self.preview = button("Preview", "show train.py as it would be written", preview)
         self.script = HTML(layout=WIDE)
-        self.state = note()
+        self.state, self.says_stepless = note(), False
         self.plans = PlanForm(self.model)
         title = note("This code does the same without the workbench. Copy it; or change it and read it back.")
         self.widget = ipywidgets.VBox(
@@ -60,14 +60,16 @@ class ExportPanel:
         self.refresh()
 
     def refresh(self) -> None:
+        """Shows the code of the setting, and whether its step can be exported."""
         outcome = self.model.outcome
         runnable = outcome is not None and outcome.step is not None
         self.code.value = self.model.code(self.folder.value if runnable else "")
         self.write.disabled = self.preview.disabled = not runnable
         if not runnable:
             say(self.state, STEPLESS)
-        elif STEPLESS in self.state.value:
+        elif self.says_stepless:
             say(self.state, "")
+        self.says_stepless = not runnable
 
     def _show_script(self, text: str) -> None:
         """Shows the script of the current placement; an empty text removes that of another placement."""
@@ -75,7 +77,7 @@ class ExportPanel:
 
     def _written(self, path: Path) -> None:
         command, outcome = f"python {self.folder.value}/train.py", self.model.outcome
-        if "torchrun" in (path / "README.md").read_text(encoding="utf-8"):
+        if (path / "placed_pipeline.py").is_file():
             command = "torchrun, as its README.md says"
         elif outcome is not None and copies_nothing(outcome):
             command += f" --devices{' cpu' * outcome.setting.cluster.n}"
