@@ -11,6 +11,8 @@ from ..graph.device import Device
 from ..graph.units import format_bytes
 from ..internal_warnings import collected_warnings
 from ..memory_saving.offload import extended_placement, host_of
+from ..passes.roles import roles
+from ..passes.unroll import op_with_batch_statistics
 from ..placers.memory_trades.best_of_placers import BestOfPlacers, PlacedTimeline, placement_code
 from ..placers.memory_trades.offloading import offload_variants
 from ..placers.memory_trades.recomputation import format_arguments, recompute_and_place
@@ -115,11 +117,11 @@ def try_micro_batch_count(
         fastest, why = placing.fastest(small, cluster)
         if fastest is None:
             return replace(option, graph=small, error=why)
-        with collected_warnings() as messages:
+        with collected_warnings():  # of what `gives_up` says
             timeline = simulate(small, cluster, fastest.placement, micro_batches=count, schedule="1f1b")
     except BaechiLabError as error:
         return replace(option, error=str(error))
-    if any("statistics" in message for message in messages):
+    if op_with_batch_statistics(small, roles(small)) is not None:
         option = replace(option, gives_up="statistics of the whole batch")
     code_of_placement = placement_code("small", "cluster", fastest, count_computing(cluster))
     code = (

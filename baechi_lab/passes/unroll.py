@@ -128,7 +128,11 @@ class Unroll(Pass):
             )
         role = roles(graph)
         if self.micro_batches > 1:
-            _warn_of_batch_statistics(graph, role)
+            if (op := op_with_batch_statistics(graph, role)) is not None:
+                warn(
+                    f"op {graph.names[op]!r} normalises by the statistics of its batch: every micro-batch sees its own, so the "
+                    "step is not that of the undivided batch"
+                )
             # The copies of such a group hold, or repeat, more or less than its members would.
             group = group_with_several_roles(graph)
             if group is not None:
@@ -140,10 +144,10 @@ class Unroll(Pass):
         return role
 
 
-def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
-    """Warns if the graph has ops that compute statistics of the whole batch."""
+def op_with_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> int | None:
+    """Returns the first op of a training step that normalises by statistics of the whole batch, if there is one."""
     if not np.any(role == BACKWARD):
-        return  # inference uses stored statistics
+        return None  # inference uses stored statistics
     normalizing = [
         i
         for i, (name, op_type) in enumerate(zip(graph.names, graph.op_types, strict=True))
@@ -158,11 +162,7 @@ def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
             inputs = producers[first[i] : first[i + 1]]
             varies[i] = varies[inputs].any() if len(inputs) else not is_constant[i]
         normalizing = [i for i in normalizing if graph.op_types[i] == "Rsqrt" and varies[i]]
-    for i in normalizing[:1]:
-        warn(
-            f"op {graph.names[i]!r} normalises by the statistics of its batch: every micro-batch sees its own, so the step is "
-            "not that of the undivided batch"
-        )
+    return normalizing[0] if normalizing else None
 
 
 def micro_batch_size(batch_size: int, micro_batches: int) -> int:
@@ -188,7 +188,7 @@ def _build_step(graph: OpGraph, numbering: OpNumbering) -> OpGraph:
     """Makes the graph of all micro-batches."""
     origin = np.empty(numbering.total, dtype=np.int64)  # the original of an addition is the op whose gradient it adds
     batch = np.full(numbering.total, -1, dtype=np.int32)
-    for ops in (numbering.setup, numbering.update):
+    for ops in (numbering.setup_ops, numbering.update_ops):
         number, replica = number_replicas(numbering, ops)
         origin[number], batch[number] = np.repeat(ops, numbering.width[ops]), -1 - replica
     origin[numbering.copies] = numbering.repeated_ops[None, :]
@@ -270,7 +270,7 @@ def _sparse_gradients_per_update(graph: OpGraph, numbering: OpNumbering) -> Ints
     Such updates are in the colocation groups of the ops that make the gradients.
     """
     groups = graph.colocation[[*bytes_of_ops(graph.info, SPARSE_GRADIENTS, graph.index)]]
-    reads_sum = numbering.updates & np.isin(graph.colocation, groups[groups >= 0])
+    reads_sum = numbering.is_update & np.isin(graph.colocation, groups[groups >= 0])
     counts: Ints = np.where(reads_sum, -(-numbering.count // numbering.width), 1)
     return counts
 
@@ -286,7 +286,7 @@ def _names_per_replica(graph: OpGraph, numbering: OpNumbering, ops: Ints) -> lis
 
 def _names(graph: OpGraph, numbering: OpNumbering) -> tuple[str, ...]:
     """Returns the names of all ops of the step, in the order of their numbers."""
-    names = _names_per_replica(graph, numbering, numbering.setup)
+    names = _names_per_replica(graph, numbering, numbering.setup_ops)
     repeated_names = [graph.names[i] for i in numbering.repeated_ops.tolist()]
     first_output = graph.output_ptr[graph.tensor_producer]
     # The position, since a tensor's name may not be valid as an op's name.
@@ -297,19 +297,19 @@ def _names(graph: OpGraph, numbering: OpNumbering) -> tuple[str, ...]:
     for k in range(numbering.count):
         names += [f"{name}/mb{k}" for name in repeated_names]
         names += [f"{sum_names[t]}/mb{k}" for t in np.flatnonzero(numbering.additions[k] >= 0).tolist()]
-    return (*names, *numbering.rings.names, *_names_per_replica(graph, numbering, numbering.update))
+    return (*names, *numbering.rings.names, *_names_per_replica(graph, numbering, numbering.update_ops))
 
 
 def _op_types(graph: OpGraph, numbering: OpNumbering) -> tuple[str, ...]:
     """Returns the types of all ops of the step, in the order of their numbers."""
     repeated_types = [graph.op_types[i] for i in numbering.repeated_ops.tolist()]
-    types = [graph.op_types[i] for i in np.repeat(numbering.setup, numbering.width[numbering.setup]).tolist()]
+    types = [graph.op_types[i] for i in np.repeat(numbering.setup_ops, numbering.width[numbering.setup_ops]).tolist()]
     for sum_count in (numbering.additions >= 0).sum(axis=1).tolist():
         types += repeated_types + [ACCUMULATE] * sum_count
     types += [ALL_REDUCE] * numbering.rings.ops
     return (
         *types,
-        *(graph.op_types[i] for i in np.repeat(numbering.update, numbering.width[numbering.update]).tolist()),
+        *(graph.op_types[i] for i in np.repeat(numbering.update_ops, numbering.width[numbering.update_ops]).tolist()),
     )
 
 
@@ -317,7 +317,7 @@ def _durations(graph: OpGraph, numbering: OpNumbering, us: NDArray[np.float64], 
     """Returns the durations of all ops of the step; `us` float64[n] are those of the micro-batch's ops."""
     durations = us[origin]
     micro, tensor = np.nonzero(numbering.additions >= 0)
-    addition_us = 3 * graph.tensor_bytes[numbering.tensors_to_sum] * us_per_byte_moved(graph, us, numbering.updates)
+    addition_us = 3 * graph.tensor_bytes[numbering.tensors_to_sum] * us_per_byte_moved(graph, us, numbering.is_update)
     durations[numbering.additions[micro, tensor]] = addition_us[tensor]
     durations[numbering.ring_start : numbering.ring_start + numbering.rings.ops] = 0.0
     return durations

@@ -21,7 +21,7 @@ from .roles import SETUP, UPDATE
 class OpNumbering:
     """Numbers of all ops: setup, then the copies and additions of each micro-batch, then rings, then updates.
 
-    - `setup`, `repeated_ops`, `update`: the ops that run once before, once per micro-batch, and once after.
+    - `setup_ops`, `repeated_ops`, `update_ops`: the ops that run once before, once per micro-batch, and once after.
     - `width` int64[n]: the number of replicas of an op's stage; `replica_group` int64[n]: the group of these replicas, or -1.
     - `first` int64[n]: the number of an op's only or first copy; `shift` int64[micro-batches]: what later copies add to it.
     - `tensors_to_sum`: the tensors that are added up; `additions` int64[micro-batches, tensors_to_sum]: the op that adds
@@ -35,30 +35,30 @@ class OpNumbering:
         for g, group in enumerate(() if placement is None else placement.replicas):
             on_first_device = placement.device == group[0]  # type: ignore[union-attr]
             self.width[on_first_device], self.replica_group[on_first_device] = len(group), g
-        self.setup, self.update = (graph.order[role_in_order == k].astype(np.int64) for k in (SETUP, UPDATE))
+        self.setup_ops, self.update_ops = (graph.order[role_in_order == k].astype(np.int64) for k in (SETUP, UPDATE))
         self.repeated_ops = graph.order[(role_in_order != SETUP) & (role_in_order != UPDATE)].astype(np.int64)
         self.is_repeated = np.zeros(graph.n, dtype=np.bool_)
         self.is_repeated[self.repeated_ops] = True
-        self.updates = role == UPDATE
+        self.is_update = role == UPDATE
         is_read = np.zeros(graph.tensor_count, dtype=np.bool_)
-        is_read[graph.edge_tensor[self.updates[graph.consumers] & self.is_repeated[graph.edge_source]]] = True
+        is_read[graph.edge_tensor[self.is_update[graph.consumers] & self.is_repeated[graph.edge_source]]] = True
         self.tensors_to_sum = np.flatnonzero(is_read & (graph.tensor_bytes > CONTROL_BYTES))  # tensors to accumulate
         # A replica adds the gradients of every `sum_stride`-th micro-batch.
         self.sum_stride = self.width[graph.tensor_producer[self.tensors_to_sum]]
         # The first micro-batch of every replica needs no addition.
         needs_addition = np.arange(count)[:, None] >= self.sum_stride[None, :]
-        setup, block = int(self.width[self.setup].sum()), len(self.repeated_ops) + needs_addition.sum(axis=1)
+        setup, block = int(self.width[self.setup_ops].sum()), len(self.repeated_ops) + needs_addition.sum(axis=1)
         self.start = setup + np.concatenate([[0], np.cumsum(block)[:-1]])
         self.ring_start = setup + int(block.sum())
         self.rings = make_rings(
             graph, self.replica_group, [] if placement is None else placement.replicas, self.ring_start
         )
         self.first = np.empty(graph.n, dtype=np.int64)  # number of an op's only or first copy
-        self.first[self.setup] = start_numbers(self.width[self.setup], 0)
+        self.first[self.setup_ops] = start_numbers(self.width[self.setup_ops], 0)
         self.first[self.repeated_ops] = setup + np.arange(len(self.repeated_ops))
         update_start = self.ring_start + self.rings.ops
-        self.first[self.update] = start_numbers(self.width[self.update], update_start)
-        self.total = update_start + int(self.width[self.update].sum())
+        self.first[self.update_ops] = start_numbers(self.width[self.update_ops], update_start)
+        self.total = update_start + int(self.width[self.update_ops].sum())
         self.shift = self.start - self.start[0]
         # [micro-batch, op of `repeated_ops`].
         self.copies = self.start[:, None] + np.arange(len(self.repeated_ops))[None, :]
@@ -127,7 +127,7 @@ def _edges(graph: OpGraph, numbering: OpNumbering, first_row: Ints, row_of_sum: 
     produced_per_batch, read_per_batch = numbering.is_repeated[source], numbering.is_repeated[reader]
     is_summed = np.zeros(graph.tensor_count, dtype=np.bool_)
     is_summed[numbering.tensors_to_sum] = True
-    to_sum = produced_per_batch & numbering.updates[reader] & is_summed[tensor]
+    to_sum = produced_per_batch & numbering.is_update[reader] & is_summed[tensor]
     on_same_replicas = (numbering.replica_group[source] == numbering.replica_group[reader]) & (
         numbering.replica_group[source] >= 0
     )
@@ -197,7 +197,9 @@ def _ring_edges(
         group_sums = np.flatnonzero(
             numbering.replica_group[graph.tensor_producer[numbering.tensors_to_sum]] == ring.group
         )
-        updates = [op for op in numbering.update.tolist() if _reads(graph, op, numbering.tensors_to_sum[group_sums])]
+        updates = [
+            op for op in numbering.update_ops.tolist() if _reads(graph, op, numbering.tensors_to_sum[group_sums])
+        ]
         for k, (first, end) in enumerate(zip(ring.first, ring.end, strict=True)):
             row = _last_row(numbering, first_row, row_of_sum, group_sums, np.full(len(group_sums), k))
             if not len(group_sums):
