@@ -58,6 +58,7 @@ def profile(arguments: argparse.Namespace, hardware: str | Sequence[str]) -> tup
     try:
         from ..profilers.torch.hugging_face import GIVE_INPUTS, hugging_face
         from ..profilers.torch.profile import profile as profile_layers
+        from ..torch_steps.tracing import FailedCall
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -84,9 +85,7 @@ def profile(arguments: argparse.Namespace, hardware: str | Sequence[str]) -> tup
             optimizer=arguments.optimizer,
             optimizer_states=0 if states is None else options.whole_number(states, "--optimizer-states", lowest=0),
         )
-    except InvalidInput as error:
-        if " failed on the sample inputs" not in str(error):
-            raise
+    except FailedCall as error:
         raise InvalidInput(
             f"{path}: {error}; its sizes may not fit together, or it takes other inputs: {GIVE_INPUTS}"
         ) from error

@@ -8,10 +8,11 @@ runs again in the backward pass restores.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd import forward_ad
 
 _KINDS = tuple(kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_autocast_available(kind))
@@ -195,3 +196,16 @@ def _saved_tensor_hooks() -> Any:
     """Returns the innermost pair of hooks on saved tensors, or None."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return None if top is None else top(False)
+
+
+@contextlib.contextmanager
+def in_training_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Puts modules into a mode, True as by `train()` or False as by `eval()`, for the length of a `with` block."""
+    modes_before = [(module, module.training) for module, _ in modes]
+    try:
+        for module, training in modes:
+            module.training = training
+        yield
+    finally:
+        for module, training in modes_before:
+            module.training = training

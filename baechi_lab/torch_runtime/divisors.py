@@ -216,11 +216,8 @@ def divisors_of(
 ) -> tuple[Divisors, object]:
     """Returns the divisors of one forward pass and its loss, and the model's outputs."""
     handler = DivisorHandler(follows_from_batch=follows_from_batch)
-    interceptor = Interceptor(model, layers, handler).install()
-    try:
+    with Interceptor(model, layers, handler):
         outputs = model(*args, **kwargs)
-    finally:
-        interceptor.remove()
     with Divide(follows_from_batch=follows_from_batch) as mode:
         loss_of(outputs)
     return {**handler.divisors, LOSS: mode.divisors}, outputs

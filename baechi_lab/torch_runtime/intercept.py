@@ -214,7 +214,7 @@ class FunctionMode(TorchFunctionMode):
 
 
 class Interceptor:
-    """Installs a handler on a model; `remove` leaves the model as it was.
+    """Installs a handler on a model; `remove` leaves the model as it was. Within a `with` block it is installed.
 
     `layers` are the qualified names of the modules that are one operator each; see `layer_names`.
     """
@@ -249,6 +249,12 @@ class Interceptor:
             if forward_before is not None:
                 module.forward = forward_before
         self.installed.clear()
+
+    def __enter__(self) -> Interceptor:
+        return self.install()
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def run(self, name: str, forward: Function, args: Args, kwargs: Kwargs) -> object:
         """Runs one forward of the outermost container `name`."""

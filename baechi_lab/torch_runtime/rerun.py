@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import ExecutionError
-from .context import Context, Settings
+from .context import Context, Settings, in_training_modes
 from .random import States, generator_states
 from .storage import is_plain, version, whole_storage
 from .tree import map_tensors, tensors
@@ -205,7 +205,7 @@ class CallRecord:
                 copies = [(m, name, self.buffers.get(id(b), b).clone()) for m, name, b in self.registered_buffers]
                 stack.enter_context(_with_entries("_buffers", copies))
                 stack.enter_context(_with_entries("_parameters", self.parameters))
-                stack.enter_context(_in_recorded_modes(self.modes))
+                stack.enter_context(in_training_modes(self.modes))
             if self.states is not None:
                 stack.callback(generator_states().restore)
                 self.states.restore()
@@ -281,19 +281,6 @@ def _on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     present.wait_stream(stream)
-
-
-@contextlib.contextmanager
-def _in_recorded_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """Puts modules into the recorded mode, `train()` or `eval()`, for the length of a `with` block."""
-    current_modes = [(module, module.training) for module, _ in modes]
-    try:
-        for module, training in modes:
-            module.training = training
-        yield
-    finally:
-        for module, training in current_modes:
-            module.training = training
 
 
 _Entry = tuple[nn.Module, str, torch.Tensor]

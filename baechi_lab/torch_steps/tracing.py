@@ -97,13 +97,9 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
     with ModelSnapshot(model, (args, kwargs)) as snapshot:
         draw_as_traced()
         tracer = Tracer(model)
-        interceptor = Interceptor(model, layers, tracer).install()
-        try:
-            with _noticing_backward() as backward_roots:
-                outputs = run_call(type(model).__name__, model, args, kwargs, model)
-            tracer.differentiates = bool(backward_roots)
-        finally:
-            interceptor.remove()
+        with Interceptor(model, layers, tracer), _noticing_backward() as backward_roots:
+            outputs = run_call(type(model).__name__, model, args, kwargs, model)
+        tracer.differentiates = bool(backward_roots)
         # keep objects that might hide tensors alive, and with them these tensors
         hiding = map_tensors(outputs, lambda t: None)
         del outputs
@@ -135,14 +131,11 @@ def _held_outputs(
     Such a tensor also holds its autograd graph, and with it what all calls before it have saved. So autograd saves nothing here.
     """
     watch = _OutputWatch()
-    interceptor = Interceptor(model, layers, watch).install()
     try:
-        with saved_tensors_hooks(lambda tensor: None, _refuse):
+        with Interceptor(model, layers, watch), saved_tensors_hooks(lambda tensor: None, _refuse):
             outputs = model(*args, **kwargs)
     except RuntimeError:  # the forward has a backward pass of its own
         return None
-    finally:
-        interceptor.remove()
     hiding = map_tensors(outputs, lambda t: None)
     del outputs
     gc.collect()
@@ -166,14 +159,20 @@ class _OutputWatch(Handler):
     ) -> object:
         with kept_activations():
             outputs = run(*args, **kwargs)
-        input_storages = {storage_key(t) for t in tensors((args, kwargs))}
-        for position, tensor in enumerate(tensors(outputs)):
-            if has_one_storage(tensor) and storage_key(tensor) not in input_storages:
-                self.outputs.append((key, position, StorageWeakRef(tensor.untyped_storage())))
+        for position, tensor in tensors_with_new_memory(outputs, tensors((args, kwargs))):
+            self.outputs.append((key, position, StorageWeakRef(tensor.untyped_storage())))
         return outputs
 
     def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         return plainly(run, args, kwargs) if recomputes(subject, args) else run(*args, **kwargs)
+
+
+def tensors_with_new_memory(outputs: object, inputs: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yields position and tensor of the outputs of a call that do not lie in the memory of its inputs."""
+    input_storages = {storage_key(t) for t in inputs}
+    for position, tensor in enumerate(tensors(outputs)):
+        if has_one_storage(tensor) and storage_key(tensor) not in input_storages:
+            yield position, tensor
 
 
 def check_atomic(atomic: object) -> None:
@@ -545,6 +544,14 @@ def _noticing_backward() -> Iterator[list[type]]:
             torch.autograd.backward = run_backward
 
 
+class FailedCall(InvalidInput):
+    """A layer, a function or the model failed on the sample inputs; `call` names which."""
+
+    def __init__(self, message: str, call: str = ""):
+        super().__init__(message)
+        self.call = call
+
+
 def run_call(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> object:
     """Runs a call; raises `InvalidInput` that names it if it fails."""
     try:
@@ -557,6 +564,6 @@ def run_call(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Mod
         message = " ".join(str(error).split())
         if module is run and not any(True for _ in tensors((args, kwargs))):
             message += " (they hold no tensor: a tokenizer makes some with return_tensors='pt')"
-        raise InvalidInput(
-            f"{call_label} failed on the sample inputs: {type(error).__name__}: {message:.500}"
+        raise FailedCall(
+            f"{call_label} failed on the sample inputs: {type(error).__name__}: {message:.500}", call_label
         ) from error

@@ -20,6 +20,7 @@ from ...torch_steps.optimizer_trial import new_optimizer
 from ...torch_steps.plan import torch_devices
 from ...torch_steps.snapshot import ModelSnapshot
 from ...torch_steps.step import TorchStep
+from ...workers.failures import first_line
 from ..native import NativeRunner, Stop, timed_steps
 from .execution import synchronize
 from .placed_model import default_cluster
@@ -108,5 +109,4 @@ def no_compiler(device: str) -> str:
 
 def _failure(error: BaseException) -> tuple[str, str]:
     full = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return "out-of-memory" if full else "died", line[:300]
+    return "out-of-memory" if full else "died", first_line(error)

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import BaechiLabError, InvalidInput
 from ...internal_warnings import warn
 from ...profilers.torch.layers import in_mode
+from ...torch_runtime.context import in_training_modes
 from ...torch_runtime.divisors import (
     LOSS,
     DivisorHandler,
@@ -435,11 +436,8 @@ class _Trials(DivisorHandler):
             batch = map_tensors((step.inputs, step.targets), lambda t: t.float() if t.dtype in _HALF else t)
             step = replace(step, inputs=batch[0], targets=batch[1])
         args, kwargs = step.arguments(self.model)
-        interceptor = Interceptor(self.model, self.layers, self).install()
-        try:
+        with Interceptor(self.model, self.layers, self):
             outputs = self.model(*args, **kwargs)
-        finally:
-            interceptor.remove()
         with dividing(replacements):
             loss = step.loss_of(outputs)
         values = [loss.detach().double()]
@@ -501,21 +499,15 @@ def _in_single_precision(model: nn.Module) -> Iterator[None]:
             t.data = data
 
 
-@contextlib.contextmanager
-def _layers_in_evaluation(model: nn.Module) -> Iterator[None]:
+def _layers_in_evaluation(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Puts layers of torch into evaluation mode, in which they draw nothing and update no statistics. Other modules stay.
 
     Norms and dropout layers derived from those of torch, as libraries have, change as well.
     """
-    before = {
-        m: m.training
-        for m in model.modules()
-        if isinstance(m, (_NormBase, _DropoutNd)) or type(m).__module__.startswith("torch.nn.")
-    }
-    try:
-        for module in before:
-            module.training = False
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
+    return in_training_modes(
+        [
+            (m, False)
+            for m in model.modules()
+            if isinstance(m, (_NormBase, _DropoutNd)) or type(m).__module__.startswith("torch.nn.")
+        ]
+    )

@@ -40,12 +40,8 @@ def autograd_edges(
     args, kwargs = as_arguments(sample_inputs, model)
     layers = layer_names(model, atomic)
     owners = NodeOwners()
-    with ModelSnapshot(model, (args, kwargs)), torch.enable_grad():
-        interceptor = Interceptor(model, layers, owners).install()
-        try:
-            outputs = run_call(type(model).__name__, model, args, kwargs, model)
-        finally:
-            interceptor.remove()
+    with ModelSnapshot(model, (args, kwargs)), torch.enable_grad(), Interceptor(model, layers, owners):
+        outputs = run_call(type(model).__name__, model, args, kwargs, model)
     root_nodes = [t.grad_fn for t in tensors(outputs)]  # keeps the whole autograd graph alive
     edges = {(parent, child) for node, child in owners.of.items() for parent in owners.parents(node, child)}
     del root_nodes

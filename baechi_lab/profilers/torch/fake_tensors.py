@@ -39,6 +39,7 @@ from ...errors import InvalidInput, in_short
 from ...torch_runtime.storage import is_wrapper, tensor_bytes
 from ...torch_runtime.tree import Args, Kwargs, map_tensors
 from ...torch_steps.snapshot import ModelSnapshot
+from ...torch_steps.tracing import FailedCall
 from ..precision import Precision
 from .known_values import KnownValues
 from .recurrent import KINDS, PACKING, gru_workspace, lstm_workspace_bytes, run_layers
@@ -153,9 +154,9 @@ def use_fake_tensors(
             yield map_tensors(inputs, functools.partial(_fake_input, observer, fake))
         except NEEDS_VALUES as error:
             raise refusal("the model", error) from error
-        except InvalidInput as error:
+        except FailedCall as error:
             if lacks_values(error.__cause__):
-                raise refusal(str(error).partition(" failed on")[0], error.__cause__) from error.__cause__
+                raise refusal(error.call, error.__cause__) from error.__cause__
             raise
         except _UNKNOWN as error:
             raise InvalidInput(

@@ -227,16 +227,13 @@ def estimate_layers(
         counter.know_quantized(model)
         model_trace = trace(model, (args, kwargs), atomic=atomic)
         watch = WorkWatch(model, model_trace, training, counter)
-        interceptor = Interceptor(model, model_trace.layers, watch).install()
-        try:
+        with Interceptor(model, model_trace.layers, watch) as interceptor:
             fake_step = None if step is None else replace(step, targets=targets)
             has_loss = run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, fake_step))
             counter.owner = None
             if has_lost_graphs(model_trace):
                 tensors_by_name = named_tensors(model_trace, interceptor, lambda: model(*args, **kwargs))
                 model_trace = hold_named_graphs(model_trace, tensors_by_name)
-        finally:
-            interceptor.remove()
         watch.find_attribute_outputs()
         watch.read_windows(counter.changes)
         memory = watch.result()

@@ -32,7 +32,7 @@ from torch import nn
 from ...checks import check_flag, check_whole
 from ...errors import InvalidInput, RandomLayers, UncountedWork, in_short
 from ...internal_warnings import outer_stacklevel
-from ...torch_runtime.context import in_backward, kept_activations
+from ...torch_runtime.context import in_backward, in_training_modes, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.launch import move
 from ...torch_runtime.sequence import inputs_of, nodes_between
@@ -110,37 +110,33 @@ def profile_layers(
             draw_as_traced()
             model(*args, **kwargs)
 
-        with ModelSnapshot(model, (args, kwargs)):
-            interceptor = Interceptor(model, model_trace.layers, timer).install()
-            try:
+        with ModelSnapshot(model, (args, kwargs)), Interceptor(model, model_trace.layers, timer) as interceptor:
+            for k in range(warmup + runs):
+                timer.measuring = k >= warmup
+                loss = intercept_loss(interceptor, step)
+                has_loss = run_traced_calls(loss, keep=accumulate)
+                timer.end_run()
+            memory = measure_memory(
+                model_trace,
+                interceptor,
+                lambda: run_traced_calls(intercept_loss(interceptor, step), keep=True),
+                training,
+            )
+            tensors_by_name = {}
+            if has_loss or has_lost_graphs(model_trace):
+                tensors_by_name = named_tensors(model_trace, interceptor, run_forward)
+                model_trace = hold_named_graphs(model_trace, tensors_by_name)
+            gradients = gradient_bytes(model)
+            update = None
+            if step is not None and step.optimizer is not None and training:
+                update = measure_update(model, model_trace, step.optimizer, runs, now_us)
+            for parameter in model.parameters():
+                parameter.grad = None
+            if split_backward and training:
+                interceptor.handler = halves
                 for k in range(warmup + runs):
-                    timer.measuring = k >= warmup
-                    loss = intercept_loss(interceptor, step)
-                    has_loss = run_traced_calls(loss, keep=accumulate)
-                    timer.end_run()
-                memory = measure_memory(
-                    model_trace,
-                    interceptor,
-                    lambda: run_traced_calls(intercept_loss(interceptor, step), keep=True),
-                    training,
-                )
-                tensors_by_name = {}
-                if has_loss or has_lost_graphs(model_trace):
-                    tensors_by_name = named_tensors(model_trace, interceptor, run_forward)
-                    model_trace = hold_named_graphs(model_trace, tensors_by_name)
-                gradients = gradient_bytes(model)
-                update = None
-                if step is not None and step.optimizer is not None and training:
-                    update = measure_update(model, model_trace, step.optimizer, runs, now_us)
-                for parameter in model.parameters():
-                    parameter.grad = None
-                if split_backward and training:
-                    interceptor.handler = halves
-                    for k in range(warmup + runs):
-                        halves.measuring = k >= warmup
-                        run_traced_calls(keep=False)
-            finally:
-                interceptor.remove()
+                    halves.measuring = k >= warmup
+                    run_traced_calls(keep=False)
     recomputed_us = timer.forward[:-1] / runs * recomputations(model_trace, memory)
     forward, backward = timer.forward[:-1] / runs, timer.backward[:-1] / runs
     added_us = timer.added[:-1] / runs if accumulate else np.zeros(len(model_trace.calls))
@@ -329,14 +325,10 @@ def on_device(model: nn.Module, device: str | None) -> Iterator[None]:
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Puts the model into `train()` or `eval()`, and restores every module afterwards."""
-    before = {m: m.training for m in model.modules()}
-    if model.training != training:
-        model.train(training)
-    try:
+    with in_training_modes([(module, module.training) for module in model.modules()]):
+        if model.training != training:
+            model.train(training)
         yield
-    finally:
-        for module, value in before.items():
-            module.training = value
 
 
 def warn_about_inner_backward(model: nn.Module, model_trace: Trace) -> None:

@@ -27,10 +27,11 @@ from torch.profiler import ProfilerActivity, record_function
 from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.sequence import inputs_of, nodes_between
-from ...torch_runtime.storage import has_one_storage, storage_bytes, storage_key, tensor_bytes
+from ...torch_runtime.storage import storage_bytes, storage_key, tensor_bytes
 from ...torch_runtime.tree import Args, Function, Kwargs, attribute_tensors, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
+from ...torch_steps.tracing import tensors_with_new_memory
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -196,11 +197,9 @@ class MemoryWatch(Handler):
         with saved_tensors_hooks(partial(self.record_saved, op, saved_tensors), lambda t: t), self.window("f", op):
             outputs = run(*args, **kwargs)
         if key != LOSS_KEY:
-            passed_on = {storage_key(t) for t in arguments}
-            for position, tensor in enumerate(tensors(outputs)):
-                if has_one_storage(tensor) and storage_key(tensor) not in passed_on:
-                    storage = StorageWeakRef(tensor.untyped_storage())
-                    self.outputs.append(CallOutput(op, position, storage_bytes(tensor), storage))
+            for position, tensor in tensors_with_new_memory(outputs, arguments):
+                storage = StorageWeakRef(tensor.untyped_storage())
+                self.outputs.append(CallOutput(op, position, storage_bytes(tensor), storage))
         self._classify(op, arguments, list(tensors(outputs)), saved_tensors)
         saved_tensors.clear()  # autograd holds the hooks, and with them this list, until the last node of the call has run
         if self.training:

@@ -16,10 +16,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...torch_runtime.context import kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
-from ...torch_runtime.storage import has_one_storage, storage_key
 from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
+from ...torch_steps.tracing import tensors_with_new_memory
 
 Named = dict[tuple[int, int], int]
 """(call, position of one of its outputs) -> the last call at whose start that tensor is alive."""
@@ -60,10 +60,8 @@ class _Watch(Handler):
             self.last.update(dict.fromkeys(self.alive, op))
         with kept_activations():
             outputs = run(*args, **kwargs)
-        input_storages = {storage_key(t) for t in tensors((args, kwargs))}
-        for position, tensor in enumerate(tensors(outputs)) if op >= 0 else ():
-            if has_one_storage(tensor) and storage_key(tensor) not in input_storages:
-                self.alive[op, position] = StorageWeakRef(tensor.untyped_storage())
+        for position, tensor in tensors_with_new_memory(outputs, tensors((args, kwargs))) if op >= 0 else ():
+            self.alive[op, position] = StorageWeakRef(tensor.untyped_storage())
         return outputs
 
     def region(self, frame: Frame, region_kind: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:

@@ -229,13 +229,12 @@ def profile_operators(
         recorder.keys = tuple(call.key for call in model_trace.calls)
         recorder.register_states(model)
         watch = WorkWatch(model, model_trace, training, recorder)
-        interceptor = Interceptor(model, model_trace.layers, watch).install()
-        recorder.recording = True
-        try:
-            run_once(model, args, kwargs, training)
-        finally:
-            recorder.recording = False
-            interceptor.remove()
+        with Interceptor(model, model_trace.layers, watch):
+            recorder.recording = True
+            try:
+                run_once(model, args, kwargs, training)
+            finally:
+                recorder.recording = False
         batch_bytes = distinct_bytes((args, kwargs))
     warn_about_unused_parameters(model, model_trace)
     if options.optimizer is not None:

@@ -133,12 +133,8 @@ def record(model: nn.Module, inputs: object, trace: Trace) -> Program:
 
 def _run(model: nn.Module, inputs: object, trace: Trace, handler: Handler) -> None:
     args, kwargs = as_arguments(inputs, model)
-    with ModelSnapshot(model, (args, kwargs)):
-        interceptor = Interceptor(model, trace.layers, handler).install()
-        try:
-            model(*args, **kwargs)
-        finally:
-            interceptor.remove()
+    with ModelSnapshot(model, (args, kwargs)), Interceptor(model, trace.layers, handler):
+        model(*args, **kwargs)
 
 
 class KeyCounter(Handler):
