@@ -174,6 +174,16 @@ class _PartWriter:
         backward = RankOp(f"{self.name}/{label}/backward", f"{label}_backward", INPUT, backward_kernel)
         self.rows.append((forward, (backward,)))
 
+    def norm(self, label: str, elements: int, parameters: int) -> None:
+        """Adds a normalisation with its parameters, whose backward pass reads its input again."""
+        self.parameters += parameters
+        self.move(label, 2 * elements, 3 * elements, saved_bytes=HALF * elements)
+
+    def residual(self, label: str, elements: int, *, has_dropout: bool) -> None:
+        """Adds the sum with the residual, after a dropout that saves a byte per element as its mask."""
+        mask = elements if has_dropout else 0
+        self.move(label, 3 * elements + mask / 2, (elements + mask / 2) * (2 if mask else 1), saved_bytes=mask)
+
     def flash(self, batch: int, queries: int, keys: int, width: int, heads: int, kv_heads: int, share: float) -> None:
         """Adds attention in one kernel.
 
@@ -301,31 +311,17 @@ def make_block(model: Transformer, layout: Layout, sequence_length: int, storage
     writer = _PartWriter("block", layout, tokens, hidden, storage.products)
     # Tokens that a rank holds of tensors between the layers that tensor parallelism divides.
     rank_tokens = tokens // tp if layout.sequence_parallel else tokens
-    norm = hidden * (1 + model.bias)
-    writer.parameters += norm
-    writer.move("norm", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved_bytes=HALF * rank_tokens * hidden)
+    writer.norm("norm", rank_tokens * hidden, hidden * (1 + model.bias))
     _attention(writer, model, layout, batch, length, sequence_length, storage, rank_tokens)
-    mask = rank_tokens * hidden if model.dropout else 0
-    writer.move(
-        "add",
-        3 * rank_tokens * hidden + mask / 2,
-        (rank_tokens * hidden + mask / 2) * (2 if mask else 1),
-        saved_bytes=mask,
-    )
-    writer.parameters += norm
-    writer.move("norm2", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved_bytes=HALF * rank_tokens * hidden)
+    writer.residual("add", rank_tokens * hidden, has_dropout=bool(model.dropout))
+    writer.norm("norm2", rank_tokens * hidden, hidden * (1 + model.bias))
     if experts:
         _experts(writer, model, layout, tokens, rank_tokens)
     else:
         writer.enter_tensor_parallel("up")
         _feed_forward(writer, model, tokens, -(-model.feed_forward // tp), "", saved_input=HALF * rank_tokens * hidden)
         writer.leave_tensor_parallel("down")
-    writer.move(
-        "add2",
-        3 * rank_tokens * hidden + mask / 2,
-        (rank_tokens * hidden + mask / 2) * (2 if mask else 1),
-        saved_bytes=mask,
-    )
+    writer.residual("add2", rank_tokens * hidden, has_dropout=bool(model.dropout))
     edge = HALF * rank_tokens * hidden
     width = max(2 * model.feed_forward // tp, 3 * model.heads * model.head_size // tp)
     transient = HALF * tokens * (width + 2 * hidden)
@@ -491,8 +487,7 @@ def make_head(model: Transformer, layout: Layout, sequence_length: int, storage:
     writer = _PartWriter("head", layout, tokens, width)
     columns = model.vocabulary_share(tp)
     rank_tokens = tokens // tp if layout.sequence_parallel else tokens
-    writer.parameters += hidden * (1 + model.bias)
-    writer.move("norm", 2 * rank_tokens * hidden, 3 * rank_tokens * hidden, saved_bytes=HALF * rank_tokens * hidden)
+    writer.norm("norm", rank_tokens * hidden, hidden * (1 + model.bias))
     if model.projection_parameters:
         writer.product("project", rank_tokens, hidden, width)
     writer.enter_tensor_parallel("logits")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -528,19 +529,20 @@ class Products:
     @classmethod
     def of(cls, products: Sequence[tuple[int, Product]]) -> Products:
         """Builds the columns from pairs of an owner's index and a product."""
-        column = lambda key, kind: np.array([getattr(product, key) for _, product in products], dtype=kind)  # noqa: E731
+        records = [product for _, product in products]
         return cls(
             owner=np.array([owner for owner, _ in products], dtype=np.int64),
-            count=column("count", np.float64),
-            rows=column("rows", np.float64),
-            columns=column("columns", np.float64),
-            inner=column("inner", np.float64),
-            window=column("window", np.int64),
-            makes_filters=column("makes_filters", np.bool_),
-            channels=column("channels", np.int64),
-            has_gaps=column("has_gaps", np.bool_),
-            of_volume=column("of_volume", np.bool_),
+            **_columns(records, "count rows columns inner", np.float64),
+            **_columns(records, "window channels", np.int64),
+            **_columns(records, "makes_filters has_gaps of_volume", np.bool_),
         )
+
+
+def _columns(
+    records: Sequence[Product] | Sequence[Kernel], names: str, kind: type[np.generic]
+) -> dict[str, NDArray[Any]]:
+    """Returns the fields of the records with these names as arrays."""
+    return {name: np.array([getattr(record, name) for record in records], dtype=kind) for name in names.split()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -604,7 +606,6 @@ def work_of(
     row_sequences = [(op, kernel.sequence) for op, kernel in rows]
     lengths = [len(sequence) for _, sequence in row_sequences]
     kernels = [kernel for _, sequence in row_sequences for kernel in sequence]
-    column = lambda key, kind: np.array([getattr(kernel, key) for kernel in kernels], dtype=kind)  # noqa: E731
     index = {precision: i for i, precision in enumerate(PRECISIONS)}
     products = [(i, product) for i, kernel in enumerate(kernels) for product in kernel.products]
     kernel_rows = [kernel.rows for kernel in kernels]
@@ -612,26 +613,17 @@ def work_of(
         ops=ops,
         op=np.repeat(np.array([op for op, _ in row_sequences], dtype=np.int64), lengths),
         times=np.repeat(np.ones(len(lengths)) if times is None else np.array(times, np.float64), lengths),
-        flops=column("flops", np.float64),
-        moved_bytes=column("moved_bytes", np.float64),
-        matrix=column("matrix", np.bool_),
+        **_columns(
+            kernels, "flops moved_bytes vector_flops layout_bytes multiprocessor_us wait_us step_us", np.float64
+        ),
+        **_columns(kernels, "matrix metadata batched convolution crossed", np.bool_),
+        **_columns(kernels, "row_alignment steps", np.int64),
         precision=np.array([index[kernel.precision] for kernel in kernels], dtype=np.int64),
-        metadata=column("metadata", np.bool_),
         free=np.repeat(np.zeros(len(lengths), np.bool_) if free is None else np.array(free, np.bool_), lengths),
-        batched=column("batched", np.bool_),
-        convolution=column("convolution", np.bool_),
         reread_bytes=np.array([0.0 if r is None else r.bytes * r.rereads for r in kernel_rows]),
         row_bytes=np.array([0.0 if r is None else r.row_bytes for r in kernel_rows]),
         norm=np.array([r is not None and r.norm for r in kernel_rows], dtype=np.bool_),
         row_count=np.array([0 if r is None else r.count for r in kernel_rows], dtype=np.int64),
-        vector_flops=column("vector_flops", np.float64),
-        layout_bytes=column("layout_bytes", np.float64),
-        row_alignment=column("row_alignment", np.int64),
-        crossed=column("crossed", np.bool_),
-        multiprocessor_us=column("multiprocessor_us", np.float64),
-        wait_us=column("wait_us", np.float64),
-        steps=column("steps", np.int64),
-        step_us=column("step_us", np.float64),
         products=Products.of(products),
         winograd=Products.of([(i, p.winograd) for i, (_, p) in enumerate(products) if p.winograd]),
         winograd_apart=Products.of([(i, p.winograd_apart) for i, (_, p) in enumerate(products) if p.winograd_apart]),

@@ -26,6 +26,9 @@ from .plan import Send
 from .storage import storage_key, tensor_bytes, version
 from .tree import T, map_tensors, tensors
 
+EventMark = tuple[torch.cuda.Event, int]
+"""A timing event, and the index of its GPU."""
+
 
 class Tag:
     """Where a tensor of this forward is: its logical device, the event after which it is complete, its copies.
@@ -137,7 +140,9 @@ class StreamTransport(TaggedTransport):
     def __init__(self, devices: Sequence[str], *, record: bool = True):
         super().__init__([str(_with_index(torch.device(d))) for d in devices])
         self.records_streams = record
-        self.on_send: Callable[[int, int, int, object, object], None] | None = None  # op, target, bytes, start, stop
+        self.on_send: Callable[[int, int, int, EventMark, EventMark], None] | None = (
+            None  # op, target, bytes, start, stop
+        )
         self.own_streams: dict[int, torch.cuda.Stream] = {}  # logical devices that share a GPU with an earlier one
         self.first_on_gpu: dict[torch.device, int] = {}
         for d, device in enumerate(self.devices):
@@ -259,7 +264,7 @@ class StreamTransport(TaggedTransport):
             tag.event.record(self.compute(state, tag.device))
         send_stream, receive_stream = self.stream_pair(tag.op, tag.device, target)
         send_stream.wait_event(tag.event)
-        start_mark = self._mark(send_stream)
+        start_mark = None if self.on_send is None else self._mark(send_stream)
         if tensor.device == self.devices[target]:
             receive_stream.wait_event(tag.event)
             reader = receive_stream  # on one GPU the receiving stream makes the copy
@@ -273,7 +278,7 @@ class StreamTransport(TaggedTransport):
             copy.record_stream(self.compute(state, target))
         tag.copies[target] = (self._version(state, tensor), copy, event)
         state.sends_under_way.setdefault(storage_key(tensor), []).append(event)
-        if self.on_send is not None:
+        if self.on_send is not None and start_mark is not None:
             self.on_send(tag.op, target, tensor_bytes(tensor), start_mark, self._mark(receive_stream))
         return copy, event
 
@@ -285,10 +290,8 @@ class StreamTransport(TaggedTransport):
             is_same_gpu = tensor.device == self.devices[target]
             return tensor.clone() if is_same_gpu else tensor.to(self.devices[target], non_blocking=True)
 
-    def _mark(self, stream: torch.cuda.Stream) -> object:
-        """Returns a timing event with the index of its GPU, or None if nobody measures."""
-        if self.on_send is None:
-            return None
+    def _mark(self, stream: torch.cuda.Stream) -> EventMark:
+        """Returns a timing event that has just been recorded on the stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event, stream.device.index

@@ -239,7 +239,7 @@ def test_calibration_measures_positive_costs(local, monkeypatch):
     assert costs.send.cost_us(1 << 16) > 0 and costs.receive.cost_us(1 << 16) > 0 and costs.wire.cost_us(1 << 16) >= 0
 
 
-def _costs(monkeypatch, walls):
+def calibrate_on_walls(monkeypatch, walls):
     """What a calibration makes of these wall times of ladders (the short one, without ops, with, ...); all others take 10 ms.
 
     The kernels of the 4 x 16 ops take 1 us each, those of the rungs 500 us in all.
@@ -260,14 +260,14 @@ def _costs(monkeypatch, walls):
 @pytest.mark.slow
 def test_a_disturbed_ladder_is_measured_again(monkeypatch):
     """64 ops take 4 us each."""
-    costs = _costs(monkeypatch, [2_000.0, 9_000.0, 5_000.0, 2_000.0, 2_000.0 + 4 * 64])
+    costs = calibrate_on_walls(monkeypatch, [2_000.0, 9_000.0, 5_000.0, 2_000.0, 2_000.0 + 4 * 64])
     assert costs.op_us == pytest.approx(4.0 - 1.0) and costs.busy_share == pytest.approx(0.5)
     assert costs.step_us == pytest.approx(2_000.0 - 500.0)
 
 
 @pytest.mark.slow
 def test_ladders_that_stay_disturbed_are_not_trusted(monkeypatch):
-    costs = _costs(monkeypatch, [9_000.0, *[9_000.0, 5_000.0] * calibration.TRIES])
+    costs = calibrate_on_walls(monkeypatch, [9_000.0, *[9_000.0, 5_000.0] * calibration.TRIES])
     assert costs.busy_share == 0.0 and costs.op_us == -1.0 and costs.step_us == 8_500.0
 
 
@@ -303,14 +303,14 @@ def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch, 
 def test_a_message_after_long_kernels_takes_more(monkeypatch):
     """Warm, 72 hops take 100 us each of both processors; after kernels of 10, 50 and 300 us 20, 90 and 80 more."""
     extra_us = {0: 0.0, 1 << 18: 20.0, 1 << 20: 90.0, 1 << 22: 80.0}
-    took = {0: 0.0, 1 << 18: 10.0, 1 << 20: 50.0, 1 << 22: 300.0}
+    kernel_us = {0: 0.0, 1 << 18: 10.0, 1 << 20: 50.0, 1 << 22: 300.0}
 
     def cost(local, worker, steps, step, devices):
         if "hops" not in step.name:
             return calibration.Cost(0.0, 0.0, (0.0, 0.0))
         stream = int(step.name.split()[-3])
         cpu = 72 * (100.0 + extra_us[stream]) / 2 if "that go," in step.name else 0.0
-        return calibration.Cost(0.0, 0.0, (cpu, cpu), took[stream])
+        return calibration.Cost(0.0, 0.0, (cpu, cpu), kernel_us[stream])
 
     monkeypatch.setattr(calibration, "cost_of", cost)
     monkeypatch.setattr(calibration, "Worker", nullcontext)
@@ -343,18 +343,18 @@ def test_a_message_is_cold_after_the_kernels_that_its_device_has_run_since_the_l
     assert charged_graph(graph, placement, costs).duration_us.tolist() == [31, 11 + 4 + 16, 31, 41 + 4 + 41, 5]
 
 
-def _row(placement, busy, others_share=0.0, transfers=3):
+def row_under_load(placement, busy, others_share=0.0, transfers=3):
     return Row("m", placement, 1, transfers, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, busy, others_share)
 
 
 @pytest.mark.parametrize(
     ("rows", "calibrated", "quiet"),
     [
-        ([_row("single", 0.95, 0.02), _row("m-etf", 0.5, 0.03)], 0.95, True),
-        ([_row("single", 0.7), _row("m-etf", 0.9)], 0.95, False),
-        ([_row("m-etf", 0.9)], 0.6, False),  # without single, the calibration is the witness
-        ([_row("m-etf", 0.9, 0.4)], 0.95, False),  # and what other programs used
-        ([_row("random", 0.6, transfers=0)], 0.95, False),
+        ([row_under_load("single", 0.95, 0.02), row_under_load("m-etf", 0.5, 0.03)], 0.95, True),
+        ([row_under_load("single", 0.7), row_under_load("m-etf", 0.9)], 0.95, False),
+        ([row_under_load("m-etf", 0.9)], 0.6, False),  # without single, the calibration is the witness
+        ([row_under_load("m-etf", 0.9, 0.4)], 0.95, False),  # and what other programs used
+        ([row_under_load("random", 0.6, transfers=0)], 0.95, False),
     ],
 )
 def test_other_programs_are_noticed(rows, calibrated, quiet):

@@ -30,8 +30,8 @@ _running: list[RunningKernel] = []
 
 def share_kernel() -> None:
     """From now on nbval runs notebooks in one kernel."""
-    plugin.RunningKernel = _lend
-    plugin.IPyNbFile.teardown = _take_back
+    plugin.RunningKernel = _shared_kernel
+    plugin.IPyNbFile.teardown = _end_after_timeout
 
 
 def end_shared_kernel() -> None:
@@ -42,7 +42,7 @@ def end_shared_kernel() -> None:
             kernel.stop()
 
 
-def _lend(kernel_name: str, cwd: str, startup_timeout: float) -> RunningKernel:
+def _shared_kernel(kernel_name: str, cwd: str, startup_timeout: float) -> RunningKernel:
     if _running and _running[0].is_alive() and _is_emptied(_running[0], cwd):
         return _running[0]
     end_shared_kernel()
@@ -59,6 +59,6 @@ def _is_emptied(kernel: RunningKernel, folder: str) -> bool:
         return False
 
 
-def _take_back(notebook: Any) -> None:
+def _end_after_timeout(notebook: Any) -> None:
     if notebook.timed_out:
         end_shared_kernel()

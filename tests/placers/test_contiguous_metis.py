@@ -1,5 +1,6 @@
 """Contiguous cuts by dynamic programming, and METIS partitions."""
 
+import sys
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -103,8 +104,6 @@ def test_bug_metis_devices_without_memory_and_more_parts_than_groups():
 
 
 def test_a_missing_pymetis_is_one_sentence(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "pymetis", None)
     with pytest.raises(MissingPackage, match="solvers"):
         place(OpGraph.from_edges([1, 1]), Cluster.uniform(2), "metis")

@@ -34,37 +34,37 @@ def to_timeline(
     """Returns the measured Timeline. `persistent`: (device, op, bytes) of every variable. `has_copies`: received tensors are
     copies as between processes, and not the sender's memory."""
     moves = trace.transfers
-    zero = float(min(trace.start_us.min(initial=np.inf), moves[:, 5].min(initial=np.inf)))
-    zero = zero if np.isfinite(zero) else 0.0
+    step_start_us = float(min(trace.start_us.min(initial=np.inf), moves[:, 5].min(initial=np.inf)))
+    step_start_us = step_start_us if np.isfinite(step_start_us) else 0.0
     tensor, producers, sizes = _tensors(graph, moves)
     transfers = Transfers(
         tensor=tensor,
         source=moves[:, 3].astype(np.int32),
         target=moves[:, 4].astype(np.int32),
-        start_us=moves[:, 5] - zero,
-        receive_us=moves[:, 5] - zero,
-        end_us=moves[:, 6] - zero,
+        start_us=moves[:, 5] - step_start_us,
+        receive_us=moves[:, 5] - step_start_us,
+        end_us=moves[:, 6] - step_start_us,
     )
-    copies = _copies(trace, zero, _write_back_starts(trace, graph), _list_sizes(graph)) if has_copies else []
-    in_bodies = _bytes_of_bodies(trace, zero, graph)
+    copies = _copies(trace, step_start_us, _write_back_starts(trace, graph), _list_sizes(graph)) if has_copies else []
+    in_bodies = _bytes_of_bodies(trace, step_start_us, graph)
     recorded_rows = trace.memory[[not graph.op_types[op].startswith(_LISTS) for op in trace.memory[:, 4].astype(int)]]
     variable_rows = [(device, 0.0, PERSISTENT, size, op) for device, op, size in persistent]
     freed_rows = replaced_variable_values(recorded_rows, _assignments(trace, graph))
     op_rows = np.concatenate([recorded_rows, np.array(freed_rows, dtype=np.float64).reshape(-1, 5)])
-    op_rows[:, 1] = np.maximum(op_rows[:, 1] - zero, 0.0)
+    op_rows[:, 1] = np.maximum(op_rows[:, 1] - step_start_us, 0.0)
     other_rows = np.array([*variable_rows, *copies, *in_bodies], dtype=np.float64).reshape(-1, 5)
     rows = np.concatenate([other_rows, op_rows])
     # The runtime's clock has microseconds. Within one microsecond, allocations count before releases.
     rows = rows[np.lexsort((-rows[:, 3], rows[:, 1]))]
     log = MemoryLog(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3].astype(np.int64), rows[:, 4])  # type: ignore[arg-type]
     peak = np.array([log.levels(d)[1].sum(axis=1).max(initial=0) for d in range(len(device_names))], dtype=np.int64)
-    end = max(trace.end_us.max(initial=zero), moves[:, 6].max(initial=zero)) - zero
+    end = max(trace.end_us.max(initial=step_start_us), moves[:, 6].max(initial=step_start_us)) - step_start_us
     order = np.lexsort((trace.op, trace.device, trace.start_us))
     return Timeline(
         op=trace.op[order],
         device=trace.device[order],
-        start_us=trace.start_us[order] - zero,
-        end_us=trace.end_us[order] - zero,
+        start_us=trace.start_us[order] - step_start_us,
+        end_us=trace.end_us[order] - step_start_us,
         transfers=transfers,
         memory=log,
         peak_bytes=peak,
@@ -121,18 +121,24 @@ def _list_sizes(graph: OpGraph) -> dict[tuple[int, str], int]:
 
 
 def _copies(
-    trace: Trace, zero: float, lent_until: dict[int, float], list_sizes: dict[tuple[int, str], int]
+    trace: Trace, step_start_us: float, write_back_us: dict[int, float], list_sizes: dict[tuple[int, str], int]
 ) -> list[tuple[float, ...]]:
-    """Returns memory rows of received copies. A copy is live from its arrival until the last op that used it has ended."""
+    """Returns memory rows of received copies. A copy is live from its arrival until the last op that used it has ended.
+
+    Offloaded state is live until `write_back_us`, when it is written back.
+    """
     rows: list[tuple[float, ...]] = []
     for op, slot, recorded_bytes, _, device, _, arrival_us, last in trace.transfers.tolist():
         size = max(recorded_bytes, list_sizes.get((int(op), str(int(slot))), 0))
-        end = max(last, arrival_us, lent_until.get(int(op), arrival_us))
-        rows += [(device, arrival_us - zero, COPIES, size, op), (device, end - zero, COPIES, -size, op)]
+        end = max(last, arrival_us, write_back_us.get(int(op), arrival_us))
+        rows += [
+            (device, arrival_us - step_start_us, COPIES, size, op),
+            (device, end - step_start_us, COPIES, -size, op),
+        ]
     return rows
 
 
-def _bytes_of_bodies(trace: Trace, zero: float, graph: OpGraph) -> list[tuple[float, ...]]:
+def _bytes_of_bodies(trace: Trace, step_start_us: float, graph: OpGraph) -> list[tuple[float, ...]]:
     """Returns memory rows of loops, conditionals and lists: TensorFlow records nothing of what runs inside of them.
 
     Outputs, lists among them, are live until their last reader on the device has ended; one iteration's bytes while the op runs.
@@ -144,12 +150,15 @@ def _bytes_of_bodies(trace: Trace, zero: float, graph: OpGraph) -> list[tuple[fl
             continue
         intervals = [(end, TEMPORARY, int(graph.temp_bytes[op]))] if graph.op_types[op].startswith(_BODIES) else []
         for tensor in graph.outputs(op):
-            reading = graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]].tolist()
-            readers = [interval[r] for r in reading if r in interval]
+            reader_ops = graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]].tolist()
+            readers = [interval[r] for r in reader_ops if r in interval]
             last = max((e for d, _, e in readers if d == device), default=end)
             intervals.append((max(last, end), OUTPUTS, int(graph.tensor_bytes[tensor])))
         for until, category, size in intervals:
-            rows += [(device, start - zero, category, size, op), (device, until - zero, category, -size, op)]
+            rows += [
+                (device, start - step_start_us, category, size, op),
+                (device, until - step_start_us, category, -size, op),
+            ]
     return [row for row in rows if row[3]]
 
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from ...torch_runtime.intercept import Interceptor
 from ...torch_runtime.optimizer_offload import offloaded_state_of
 from ...torch_runtime.rerun import HostCopier
 from ...torch_runtime.sequence import inputs_of, nodes_between
-from ...torch_runtime.transport import HostTransport, StreamTransport
+from ...torch_runtime.transport import EventMark, HostTransport, StreamTransport
 from ...torch_runtime.tree import map_tensors, tensors
 from ...torch_steps.activation_rows import offloaded_state_groups, rerun_ops
 from ...torch_steps.assigner import distribution
@@ -50,8 +50,10 @@ from .synthetic_rows import parts_rows, update_rows
 _HOOKED = "baechi hooked"
 """Key of the metadata of an autograd node that is observed as part of a call's backward pass."""
 
-Mark = Any
+Mark: TypeAlias = "EventMark | float"
 """A CUDA event with its device, or the host's clock in nanoseconds."""
+_MemoryRow = tuple[float, int, int, int, int, int]
+"""A change of memory: time, 0 to free or 1 to allocate, device, category, bytes, op."""
 
 
 class Measurement(Observer):
@@ -90,6 +92,7 @@ class Measurement(Observer):
         self.model_trace, self.graph, self.placement, self.cluster = model_trace, graph, placement, placed_model.cluster
         self.model, self.distribution = model, distribution(model)
         self.session = self.distribution.session
+        # A graph of the forward pass alone has no op beyond the calls.
         self.backward = backward_ops(model_trace) if self.row_of_op.shape[1] > len(model_trace.calls) else {}
         self.loss = next((op for op, kind in enumerate(per_batch.op_types) if kind == LOSS), None)
         if self.loss is not None:
@@ -355,7 +358,7 @@ class Measurement(Observer):
     def _marks(self) -> dict[int, Mark]:
         return {clock: self._mark_on(number) for number, clock in enumerate(self._clocks)}
 
-    def _on_send(self, op: int, target: int, size: int, start: Mark, stop: Mark) -> None:
+    def _on_send(self, op: int, target: int, size: int, start: EventMark, stop: EventMark) -> None:
         with self.lock:
             row, source = (self._row(op), self.session.plan.device[op]) if op >= 0 else (-1, -1)
             self.send_marks.append((row, source, target, size, start, stop))
@@ -396,7 +399,7 @@ class Measurement(Observer):
         else:
             memory = measurement.alive(self)
             peak, source = self._levels_peak(memory), "storages alive"
-        several = {} if self.graph.micro_batch is None else {"micro_batch": self.graph.micro_batch}
+        batch_info = {} if self.graph.micro_batch is None else {"micro_batch": self.graph.micro_batch}
         return Timeline(
             op=ops,
             device=device,
@@ -412,7 +415,7 @@ class Measurement(Observer):
             memory_bytes=self.cluster.memory_bytes,
             tensor_producer=self.graph.tensor_producer,
             tensor_bytes=self.graph.tensor_bytes,
-            info={"clock": "cuda events" if self.bases else "host", "peak": source, **several},
+            info={"clock": "cuda events" if self.bases else "host", "peak": source, **batch_info},
         )
 
     def _transfers(self, end_of_op: NDArray[np.float64], executed_ops: set[int]) -> Transfers:
@@ -442,7 +445,7 @@ class Measurement(Observer):
     ) -> MemoryLog:
         """Returns the log of persistent bytes, outputs and copies, from the times of ops and transfers."""
         persistent, outputs, _, copies = range(len(MEMORY_CATEGORIES))
-        rows: list[tuple[float, int, int, int, int, int]] = []  # time, frees first, device, category, delta, op
+        rows: list[_MemoryRow] = []
         persistent_bytes = np.bincount(self.placement.device, self.graph.persistent_bytes, minlength=self.cluster.n)
         rows += [(0.0, 0, d, persistent, int(persistent_bytes[d]), -1) for d in range(self.cluster.n)]
         last = float(end_of_op.max(initial=0.0))
@@ -466,9 +469,7 @@ class Measurement(Observer):
                 producer = int(self.graph.tensor_producer[tensor])
                 rows.append((float(transfers.receive_us[k]), 1, device, copies, size, producer))
                 rows.append((free_us, 0, device, copies, -size, producer))
-        rows.sort(key=lambda row: row[:2])  # at one instant, frees come first
-        device_of, time_of, category_of, delta_of, op_of = (np.array([r[k] for r in rows]) for k in (2, 0, 3, 4, 5))
-        return MemoryLog(device_of, time_of, category_of, delta_of, op_of)
+        return _memory_log(rows)
 
     def _peak(self, memory: MemoryLog) -> tuple[NDArray[np.int64], str]:
         """Returns int64[devices], the peaks, and where they come from: the allocator if every device is a GPU of its own."""
@@ -494,13 +495,14 @@ class Measurement(Observer):
         )
         other_times = np.maximum.accumulate(other_times)
 
-        def at(mark: int) -> float:
+        def at(mark: float) -> float:
             return max(times._us(float(np.interp(mark, own_times, other_times))), 0.0)
 
         persistent, outputs, temporary, copies = range(len(MEMORY_CATEGORIES))
-        rows = []
+        rows: list[_MemoryRow] = []
         for interval in self.storages.records if self.storages is not None else ():
-            op_end_ns = self.stop_marks.get(interval.op, -1)
+            stop_mark = self.stop_marks.get(interval.op, -1)
+            op_end_ns = -1 if isinstance(stop_mark, tuple) else stop_mark
             is_temporary = 0 <= interval.end_ns <= op_end_ns or (
                 interval.end_ns >= 0 and interval.start_ns >= self.update_start_ns
             )
@@ -513,8 +515,13 @@ class Measurement(Observer):
             rows.append((interval.start_ns, 1, interval.device, category, interval.size, max(interval.op, -1)))
             if interval.end_ns >= 0:
                 rows.append((interval.end_ns, 0, interval.device, category, -interval.size, max(interval.op, -1)))
-        rows.sort(key=lambda row: row[:2])
-        device, time_us, category_of, delta, op = (
-            np.array([at(r[k]) if k == 0 else r[k] for r in rows]) for k in (2, 0, 3, 4, 5)
-        )
-        return MemoryLog(device, time_us, category_of, delta, op)
+        return _memory_log(rows, at)
+
+
+def _memory_log(rows: list[_MemoryRow], time_of: Callable[[float], float] = float) -> MemoryLog:
+    """Returns the log of the changes in order of time, which `time_of` converts. At one instant, frees come first."""
+    rows.sort(key=lambda row: row[:2])
+    times, _, *columns = ([row[k] for row in rows] for k in range(6))
+    device, category, delta, op = (np.array(column, dtype=np.int64) for column in columns)
+    time_us = np.array([time_of(time) for time in times], dtype=np.float64)
+    return MemoryLog(device.astype(np.int32), time_us, category.astype(np.int8), delta, op.astype(np.int32))

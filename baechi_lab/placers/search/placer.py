@@ -189,11 +189,15 @@ class Search(Placer):
             starts.append(("contiguous", cut))
         except (InfeasiblePlacement, InvalidInput) as error:  # no cut fits, or the schedule can run none
             refusal = error
-        worth = [(us, k) for k, (_, start) in enumerate(starts) if (us := _worth(goal, graph, cluster, start)) < np.inf]
-        if not worth and (assignment := best_of_few_assignments(graph, cluster, goal)) is not None:
-            worth = [(_worth(goal, graph, cluster, assignment), len(starts))]
+        feasible_starts = [
+            (us, k)
+            for k, (_, start) in enumerate(starts)
+            if (us := _objective_us(goal, graph, cluster, start)) < np.inf
+        ]
+        if not feasible_starts and (assignment := best_of_few_assignments(graph, cluster, goal)) is not None:
+            feasible_starts = [(_objective_us(goal, graph, cluster, assignment), len(starts))]
             starts.append(("all assignments", assignment))
-        if not worth:
+        if not feasible_starts:
             if refusal is not None and start_placement is None:
                 raise refusal
             raise InfeasiblePlacement(
@@ -201,7 +205,7 @@ class Search(Placer):
                 int(graph.persistent_bytes.sum()),
                 cluster.memory_bytes.tolist(),
             )
-        start_us, at = min(worth)
+        start_us, at = min(feasible_starts)
         name, start = starts[at]
         history = [(budget.elapsed, 0, start_us)]
 
@@ -262,7 +266,7 @@ def _of_groups(start: Placement, graph: OpGraph) -> Placement:
     )
 
 
-def _worth(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:
+def _objective_us(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:
     """Returns the objective of a start; infinite if it exceeds memory or forms no pipeline for the schedule."""
     try:
         return goal.improved_us(graph, cluster, start, goal.measure(graph, cluster, start), np.inf)
@@ -283,7 +287,7 @@ class _Run:
             samples = error_samples(graph, cluster, params.error, self.parameters.samples, params.seed)
         before = budget.elapsed
         self.instance = Instance(graph, cluster, samples, self.parameters)
-        self.reading = budget.elapsed - before
+        self.reading_seconds = budget.elapsed - before
         self.starts = Starts(self.instance, params.schedulers, params.seed)
         self.chains = MultiStart(self.instance, params.workers, params.seed, budget, self._tell)
         self.used_before, self.best, self.interrupted = 0, np.inf, False
@@ -293,7 +297,7 @@ class _Run:
     def placement(self) -> Placement:
         """Searches from the best start, on coarse graphs first, until the budget is spent; returns the best placement."""
         if self.start_placement is None:
-            in_a_hurry = self._lasts(self.parameters.reducing_time, 0.5)
+            in_a_hurry = self._would_end_after(self.parameters.reducing_time, 0.5)
             candidates = self.starts.from_rules(self._rules_took_long, in_a_hurry)
         else:
             first = self.starts.from_placement(self.start_placement)
@@ -305,7 +309,7 @@ class _Run:
         try:
             self._tell(self.start_cost, 0)
             if self.budget.spent(0) < 1.0 and (self.cluster.n > 1 or self.instance.groups.of.max() > 0):
-                candidates = self._coarse(candidates) + candidates
+                candidates = self._search_contracted_graph(candidates) + candidates
                 if self.budget.spent(self.used_before) < 1.0:
                     self.chains.search(candidates, self.used_before)
                 else:
@@ -343,16 +347,16 @@ class _Run:
             self.budget.seconds or np.inf
         )
 
-    def _lasts(self, times: float, share: float) -> bool:
+    def _would_end_after(self, times: float, share: float) -> bool:
         """Whether work that takes `times` as long as reading the graph would end after `share` of the time limit."""
-        return self.budget.elapsed + times * self.reading > share * (self.budget.seconds or np.inf)
+        return self.budget.elapsed + times * self.reading_seconds > share * (self.budget.seconds or np.inf)
 
-    def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
+    def _search_contracted_graph(self, candidates: list[Candidate]) -> list[Candidate]:
         """Searches on the contracted graph of a large graph, and projects the result onto the ops."""
         if (
             self.params.objective == "p90"
             or self.budget.spent(0) >= 1.0
-            or self._lasts(self.parameters.contracting_time, 0.8)
+            or self._would_end_after(self.parameters.contracting_time, 0.8)
         ):
             return []
         p = self.parameters

@@ -82,13 +82,13 @@ def add_backward_and_updates(
         precision: of the program; mixed precision decides what gradients and the update's states take.
     """
     # The values that depend on a trained parameter through ops that pass gradients on.
-    needs = {value for value, is_trained in program.parameters.items() if is_trained}
+    needs_gradient = {value for value, is_trained in program.parameters.items() if is_trained}
     for op in program.ops:
         if normalize_type(op.op_type) == "broadcast_tensors":  # each output is a view of one input
-            needs |= {view for base, view in zip(op.reads, op.makes, strict=False) if base in needs}
-        elif _passes_gradients(op) and needs & set(op.reads):
-            needs |= set(op.makes)
-    builder = _BackwardBuilder(program, needs, precision or Precision())
+            needs_gradient |= {view for base, view in zip(op.reads, op.makes, strict=False) if base in needs_gradient}
+        elif _passes_gradients(op) and needs_gradient & set(op.reads):
+            needs_gradient |= set(op.makes)
+    builder = _BackwardBuilder(program, needs_gradient, precision or Precision())
     for i in reversed(range(len(program.ops))):
         builder.add_backward(i)
     parameters_by_op: dict[int, list[str]] = {}
@@ -112,25 +112,25 @@ def _passes_gradients(op: ProgramOp) -> bool:
 class _BackwardBuilder:
     """Builds backward ops; `gradients` maps each value to the gradients that its readers have sent."""
 
-    def __init__(self, program: Program, needs: set[str], precision: Precision):
-        self.program, self.needs, self.precision = program, needs, precision
+    def __init__(self, program: Program, needs_gradient: set[str], precision: Precision):
+        self.program, self.needs_gradient, self.precision = program, needs_gradient, precision
         self.ops: list[ProgramOp] = []
         self.size_bytes = dict(program.size_bytes)
         self.saved_values: dict[int, list[str]] = {}
         """Forward op -> what it makes and saves for backward ops only."""
-        self.gradients: dict[str, list[str]] = {value: [] for value in program.outputs if value in needs}
+        self.gradients: dict[str, list[str]] = {value: [] for value in program.outputs if value in needs_gradient}
         makers = {program.maker[v] for v in program.outputs if v in program.maker}
-        self.loss = tuple(sorted(makers))
+        self.loss_ops = tuple(sorted(makers))
 
     def add_backward(self, i: int) -> None:
         """Adds the backward ops of op `i` if a gradient of its outputs is needed and available."""
         op = self.program.ops[i]
-        arriving = [v for v in op.makes if v in self.gradients and v in self.needs]
-        gradient_targets = [v for v in dict.fromkeys(op.reads) if v in self.needs]
+        arriving = [v for v in op.makes if v in self.gradients and v in self.needs_gradient]
+        gradient_targets = [v for v in dict.fromkeys(op.reads) if v in self.needs_gradient]
         if not arriving or not gradient_targets or not _passes_gradients(op):
             return
         upstream = [g for v in arriving for g in self.gradients[v]]
-        after = self.loss if any(v in self.program.outputs for v in arriving) else ()
+        after = self.loss_ops if any(v in self.program.outputs for v in arriving) else ()
         weights = [v for v in gradient_targets if v in self.program.parameters]
         inputs = [v for v in gradient_targets if v not in self.program.parameters]
         # Gradients go back through the steps of a recurrent layer together, and so through the two products of attention.
@@ -217,8 +217,20 @@ class _BackwardBuilder:
             self.size_bytes[saved_value] = work.saved_bytes
             self.saved_values.setdefault(i, []).append(saved_value)
             values = (*values, saved_value)
-        held_bytes = temporary + work.temp_bytes, gradient_bytes
-        self.ops.append(ProgramOp(name, op_type, kernels, values, tuple(makes), after, i, op.name, *held_bytes))
+        self.ops.append(
+            ProgramOp(
+                name,
+                op_type,
+                kernels,
+                reads=values,
+                makes=tuple(makes),
+                after=after,
+                forward_of=i,
+                owner=op.name,
+                temp_bytes=temporary + work.temp_bytes,
+                persistent_bytes=gradient_bytes,
+            )
+        )
 
     def _saved_values(self, op: ProgramOp) -> tuple[str, ...]:
         kind = normalize_type(op.op_type)
