@@ -182,6 +182,7 @@ def test_errors_far_down_a_long_column_are_found(tmp_path):
         (b"\xff\xfe\x00", "UTF-8"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -1e400}', "a number is -1e400; numbers must fit into a float64"),
+        (b'{"a": 1' + b"0" * 230 + b"e99}", "a number is 10000"),
         (b"[" * 100_000, "nested"),
         (b"9" * 5000, "document"),
         (b"\x1f\x8b\x08\x00rubbish", "gzip"),

@@ -102,13 +102,23 @@ def parse(data: bytes) -> Any:
             json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise FormatError(f"a text holds {error.object[error.start]!a}, which is half of a character") from error
-    if LONG_NUMBER.search(text):
+    if _may_overflow(text):
         json.loads(text, parse_float=_finite)
     return document
 
 
-LONG_NUMBER = re.compile(r"[eE]\+?\d{3}|\d{300}")
-"""A part of every number that no float64 can hold; Python reads those as infinite."""
+LONG_EXPONENTS = re.compile(r"e\+?\d{3}"), re.compile(r"E\+?\d{3}")
+"""Exponents of three digits. One expression for both letters is six times as slow."""
+
+
+def _may_overflow(text: str) -> bool:
+    """Whether a number may be too large for float64, which Python reads as infinite: it has such an exponent, or 210 digits.
+
+    Of 199 digits in a row, 100 begin at a multiple of 100.
+    """
+    if any(exponent.search(text) for exponent in LONG_EXPONENTS):
+        return True
+    return any(text[start : start + 100].isdigit() for start in range(0, len(text), 100))
 
 
 def _finite(number: str) -> float:
