@@ -184,8 +184,34 @@ def no_later_search_for_garbage_visits_what_a_file_leaves() -> Iterator[None]:
     """What is alive after a file, such as a framework that it imported, stays until the end: no later search for garbage
     goes through it. Tracing a PyTorch model searches twice, for a second each where both frameworks are imported."""
     yield
+    _keep_what_is_alive()
+
+
+_modules_kept = 0
+
+
+def _keep_what_is_alive() -> None:
+    global _modules_kept
+    _modules_kept = len(sys.modules)
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """So does what a test imported, where that is much."""
+    if len(sys.modules) > _modules_kept + 100:
+        _keep_what_is_alive()
+
+
+@pytest.fixture
+def eager_networks() -> Iterator[None]:
+    """TensorFlow runs the planner's networks op by op, and compiles none: a second per shape, and a tenth of it per update.
+    For tests with few updates."""
+    tf = pytest.importorskip("tensorflow")
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
 
 
 @pytest.fixture(autouse=True)
@@ -205,8 +231,7 @@ def pytest_collection_finish() -> None:
     """What collecting made stays until the end: no later search for garbage goes through it (a seventh of the time of
     tests that import a framework)."""
     gc.set_threshold(20_000, 20, 100)
-    gc.collect()
-    gc.freeze()
+    _keep_what_is_alive()
     gc.enable()
 
 

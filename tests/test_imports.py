@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -104,19 +105,24 @@ MAY_NOT_KNOW = {
 }
 
 
+@cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """All of a file, those inside functions included."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
 def known_packages(path: Path) -> set[str]:
     """First parts below baechi_lab of everything that a module imports, inside functions as well."""
     packages = set()
     home = ["baechi_lab", *path.relative_to(PACKAGE).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.ImportFrom):
             base = home[: len(home) - node.level + 1] if node.level else []
             full_name = [*base, *(node.module or "").split(".")]
             names = [[*full_name, a.name] for a in node.names] if full_name[-1] in ("baechi_lab", "") else [full_name]
-        elif isinstance(node, ast.Import):
-            names = [a.name.split(".") for a in node.names]
         else:
-            continue
+            names = [a.name.split(".") for a in node.names]
         clean = [[word for word in name if word] for name in names]
         packages |= {name[1] for name in clean if name[0] == "baechi_lab" and len(name) > 1}
     return packages
@@ -144,7 +150,7 @@ def imported_names() -> list[tuple[str, str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         module_path = ("baechi_lab", *path.relative_to(PACKAGE).with_suffix("").parts)
         package_path = module_path[:-1]  # the package that a module, or an __init__, is in
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in import_statements(path):
             if isinstance(node, ast.ImportFrom) and node.level:
                 above = package_path[: len(package_path) - node.level + 1]
                 target = ".".join([*above, *([node.module] if node.module else [])])

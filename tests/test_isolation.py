@@ -66,7 +66,8 @@ def test_run_imports_the_neighbours_of_a_step_but_nothing_else_from_the_current_
         "def step(): return lambda x: tf.tanh(half(x)), np.ones(3, 'float32')\n"
     )
     (trapped / "half.py").write_text("def half(x): return x / 2\n")
-    assert run_there(trapped, "run", "mine.py:step", "--steps", "1", "--devices", "2", "--json")
+    options = ("--steps", "1", "--devices", "2", "--mode", "estimated", "--hardware", "cpu-core")
+    assert run_there(trapped, "run", "mine.py:step", *options, "--json")
 
 
 def test_python_m_imports_nothing_from_the_current_folder(trapped):

@@ -193,7 +193,7 @@ def test_groups_that_the_passes_make_never_refuse_a_graph():
 @pytest.mark.parametrize("forward_only", [True, False])
 def test_what_a_cluster_can_run_it_can_run_optimized(forward_only):
     rng, possible = np.random.default_rng(7), 0
-    for _ in range(250):
+    for _ in range(120):
         n = int(rng.integers(2, 8))
         edges = [(i, j, int(rng.integers(1, 3))) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.4]
         colocation = np.where(rng.random(n) < 0.3, rng.integers(0, 2, n), -1)
@@ -221,4 +221,4 @@ def test_what_a_cluster_can_run_it_can_run_optimized(forward_only):
             coarse = bl.optimize(graph, known_cluster, forward_only=forward_only)
             placement = bl.place(coarse, cluster, "m-etf").on(graph)
             assert not bl.simulate(graph, cluster, placement).violations
-    assert possible > 25
+    assert possible > 12

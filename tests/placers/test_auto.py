@@ -93,7 +93,7 @@ def test_a_coarse_graph_is_placed_as_it_is():
 def test_bug_groups_were_judged_by_the_step_of_groups():
     """The fastest order of groups need not be the fastest of the ops in them: a rule alone could beat the portfolio."""
     differ = 0
-    for seed in range(6):
+    for seed in range(3):
         graph = generators.random_dag(60, colocation_groups=8, seed=seed)
         cluster = Cluster.uniform(3, memory_bytes=1 << 40, link=Link(20.0, 0.001))
         coarse = optimize(graph)
@@ -223,7 +223,7 @@ def test_what_no_placer_can_do_is_said_as_contiguous_says_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_more_devices_are_no_loss(seed):
     """A placement for the first devices is one for all: rules that use all devices of a large cluster were slower."""
     graph = generators.random_dag(200, seed=seed)
@@ -300,10 +300,9 @@ def test_bug_memory_that_a_placement_never_fills_made_its_step_a_fifth_longer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_bug_scarce_memory_was_refused_unless_a_placer_came_close_by_chance(seed):
+def test_bug_scarce_memory_was_refused_unless_a_placer_came_close_by_chance():
     """The last repair had as few simulations as that of every placer before it, which found nothing."""
-    graph = generators.random_dag(150, seed=seed)
+    graph = generators.random_dag(150, seed=2)
     cluster = Cluster.uniform(2)
     needed_bytes = simulate(graph, cluster, place(graph, cluster, "single")).peak_bytes.max()
     limited_cluster = cluster.with_memory(int(0.4 * needed_bytes))
@@ -327,7 +326,7 @@ def test_bug_one_more_device_made_the_period_longer():
 
 @pytest.mark.slow
 def test_more_devices_are_no_loss_for_micro_batches():
-    graph, cluster = generators.random_dag(50, seed=2), Cluster.uniform(8, memory_bytes="16GB")
+    graph, cluster = generators.random_dag(50, seed=2), Cluster.uniform(5, memory_bytes="16GB")
     options = {"objective": "step", "micro_batches": 4}
     step_us = place(graph, cluster, "auto", **options).info["step_us"]
     for count in (2, 4):

@@ -106,7 +106,7 @@ def test_invalid_placements_get_the_penalty_and_later_teach_nothing():
     assert len(set(np.round(taught.info["entropy"], 6))) > 1
 
 
-def test_groups_learned_given_random_and_by_scope():
+def test_groups_learned_given_random_and_by_scope(eager_networks):
     names = ["a/x/1", "a/x/2", "a/y/1", "b/x/1", "gradient_tape/a/x/3", "plain"]
     graph = OpGraph.from_edges([1.0] * 6, [(0, 1, 4)], names=names, op_types=("A", "B", "B", "C", "B", "A"))
     units = make_units(graph, CLUSTER, 200, 6, 6)
@@ -144,7 +144,7 @@ def test_two_updates_of_adam_by_hand():
     assert weights["x"][0] == pytest.approx(0.75 - 0.25 * 0.4736842 / 0.7069300, abs=1e-5)
 
 
-def test_colocation_and_allowed_devices_are_kept():
+def test_colocation_and_allowed_devices_are_kept(eager_networks):
     graph = generators.random_dag(12, colocation_groups=2, seed=1)
     kind = np.where((np.arange(12) % 4 == 0) & (graph.colocation < 0), 0, -1)
     graph = graph.replace(allowed=kind, allowed_sets=(("gpu:1",),))
@@ -199,7 +199,7 @@ def test_errors_of_an_executor_reach_the_caller():
         learned(updates=1, reward=fails, executor=threads)
 
 
-def test_measured_rewards_are_those_of_real_runs():
+def test_measured_rewards_are_those_of_real_runs(eager_networks):
     pytest.importorskip("tensorflow")
     step = bl.models.build("mlp", layers=1, units=8, batch_size=4)
     graph = bl.profile(step, mode="estimated", hardware="cpu-core", progress=False)
@@ -214,7 +214,7 @@ def test_measured_rewards_are_those_of_real_runs():
     assert run.status == "ok" and run.moved_ops == ()
 
 
-def test_explain_tells_the_learned_groups():
+def test_explain_tells_the_learned_groups(eager_networks):
     names = ["a/x/1", "a/x/2", "a/y/1", "b/x/1", "a/x/3", "plain"]
     graph = OpGraph.from_edges([1, 2, 3, 10, 5, 1], [(0, 1, 4)], names=names, op_types=("A", "B", "B", "C", "B", "A"))
     placement = learned(graph, grouping=[0, 0, 1, 2, 0, 9], updates=2, explain=True)
@@ -230,7 +230,7 @@ def test_explain_tells_the_learned_groups():
     assert (astray.device.tolist(), astray.astray.tolist(), astray.scope) == ([1], [1], ("",))
 
 
-def test_a_grouping_may_skip_numbers():
+def test_a_grouping_may_skip_numbers(eager_networks):
     grouping = [10**6, 7, 3, 10, 20, 30, 40, 50]
     assert learned(grouping=grouping, updates=1).info["groups"] == (7, 1, 0, 2, 3, 4, 5, 6)
 
@@ -246,7 +246,7 @@ def test_a_learning_rate_that_overflows_is_named():
         learned(grouping="none", updates=5, learning_rate=1e60, placement_samples=8)
 
 
-def test_one_op_no_op_and_one_device_are_placed():
+def test_one_op_no_op_and_one_device_are_placed(eager_networks):
     one = learned(OpGraph.from_edges([5.0]), Cluster.uniform(1), updates=2)
     assert (one.device.tolist(), one.info["best_us"]) == ([0], pytest.approx(5.0))  # 8 groups, one op: one group
     assert learned(OpGraph.from_edges([])).n == 0

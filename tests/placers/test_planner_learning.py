@@ -78,12 +78,17 @@ def chances(trainer):
     return {key: float(np.exp(log_p)) for key, (log_p, _) in table.items()}, {k: v.numpy() for k, v in exact.items()}
 
 
+@pytest.fixture(scope="module")
+def chances_of_pair():
+    return chances(trainer_of(PAIR, placement_samples=1))
+
+
 @pytest.mark.parametrize(("baseline", "samples"), [("average", 1), ("others", 2)])
-def test_the_expected_gradient_is_that_of_the_expected_reward(baseline, samples):
+def test_the_expected_gradient_is_that_of_the_expected_reward(chances_of_pair, baseline, samples):
     # H, equation 2, by enumeration: J = sum p(g) p(d | g) R over all groupings and placements, differentiated as it stands.
     # Equations 4 and 6: the mean of the trainer's own gradient over all draws it could make, weighted by their odds.
     trainer = trainer_of(PAIR, placement_samples=1, baseline=baseline, group_samples=samples)
-    odds, exact = chances(trainer_of(PAIR, placement_samples=1))
+    odds, exact = chances_of_pair
     assert sum(odds.values()) == pytest.approx(1.0, abs=1e-5) and max(odds.values()) > 3 * min(odds.values())
     mean = {name: np.zeros_like(value) for name, value in exact.items()}
     for draws in itertools.combinations_with_replacement(odds, samples):  # the order of samples does not matter
@@ -135,7 +140,7 @@ def chains():
     return OpGraph.from_edges([1e6] * 8, edges, op_types=tuple("ABCDEFGH"))
 
 
-def test_metis_groups_and_a_grouper_that_starts_from_them():
+def test_metis_groups_and_a_grouper_that_starts_from_them(eager_networks):
     pytest.importorskip("pymetis")
     graph, cluster = chains(), Cluster.uniform(2, memory_bytes=1 << 40, link=Link(1.0, 1.0))
     units = make_units(graph, cluster, 200, 6, 6)
@@ -147,7 +152,7 @@ def test_metis_groups_and_a_grouper_that_starts_from_them():
     assert fixed == tuple(group.tolist())
 
 
-def test_a_grouper_keeps_to_its_start_with_the_probability_asked_for():
+def test_a_grouper_keeps_to_its_start_with_the_probability_asked_for(eager_networks):
     start = np.array([0, 1, 1, 0, 2, 2, 2, 0])
     trainer = trainer_of(chains(), start=start, groups=3, start_probability=0.9, group_samples=400)
     for name in trainer.weights:
@@ -183,7 +188,7 @@ def test_reaches_the_optimum_of_twelve_ops_in_most_seeds():
     options = {**SIMULATED, "placer_hidden": 16, "placement_samples": 16, "entropy_bonus": 0.2, "workers": 1}
     best_times = []
     while len(best_times) < 2 or (len(best_times) == 2 and not all(best_times)):
-        run = place(graph, cluster, "hierarchical", **options, seed=len(best_times), updates=40, time_limit=None)
+        run = place(graph, cluster, "hierarchical", **options, seed=len(best_times), updates=28, time_limit=None)
         best_times.append(run.info["best_us"] == pytest.approx(optimum, rel=1e-9))
     assert sum(best_times) >= 2  # of at most three
 

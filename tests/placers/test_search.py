@@ -175,7 +175,7 @@ def test_large_graphs_are_searched_contracted_first():
     graph = OpGraph.from_edges([*graph.duration_us, *[0.1] * 1600], [*edges, *tails])
     coarse, member = contracted_graph(graph, cluster)
     assert coarse.n <= 1600 and member[:1600].tolist() == member[1600:].tolist()
-    first, second = (place(graph, cluster, "search", time_limit=None, evaluations=600) for _ in range(2))
+    first, second = (place(graph, cluster, "search", time_limit=None, evaluations=200) for _ in range(2))
     assert first == second and simulate(graph, cluster, first).feasible
     assert simulate(graph, cluster, first).makespan_us <= first.info["start_us"]
 

@@ -27,13 +27,17 @@ def same(one, second):
     )
 
 
+@pytest.fixture(scope="module")
+def in_process():
+    return search_islands("here")
+
+
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_threads_and_processes_give_what_one_process_gives():
-    in_process = search_islands("here")
+def test_threads_and_processes_give_what_one_process_gives(in_process):
     with ThreadPoolExecutor(3) as threads:
         assert same(in_process, search_islands(threads))
-    with ProcessPoolExecutor(2, get_context("spawn")) as processes:
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
         assert same(in_process, search_islands(processes))
     assert not same(in_process, search_islands("here", seed=8))
     costs = [row[2] for row in in_process.info["history"]]
@@ -44,13 +48,13 @@ def test_threads_and_processes_give_what_one_process_gives():
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_islands_on_dask_find_the_same():
+def test_islands_on_dask_find_the_same(in_process):
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as local,
         distributed.Client(local) as client,
     ):
-        assert same(search_islands("here"), search_islands(client))
+        assert same(in_process, search_islands(client))
 
 
 class Losing:
@@ -73,9 +77,9 @@ class Losing:
 
 
 @pytest.mark.slow
-def test_what_is_lost_is_sent_again():
+def test_what_is_lost_is_sent_again(in_process):
     losing = Losing(2)
-    assert same(search_islands("here"), search_islands(losing))
+    assert same(in_process, search_islands(losing))
     assert losing.sent == 3 * 4 * 3  # 4 rounds of 3 islands, each sent three times
     with pytest.raises(bl.ExecutionError, match=r"lost with its machine 4 times, perhaps .* \(the machine is gone\)"):
         search_islands(Losing(4))

@@ -51,7 +51,7 @@ def test_graphs_without_layers_get_a_cycle_per_start():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", fast([2, 4, 7], 1))
+@pytest.mark.parametrize("stop", fast([2, 7], 1))
 def test_a_search_that_is_stopped_during_its_trials_returns_the_best_of_them(stop):
     reports = []
 
@@ -63,4 +63,5 @@ def test_a_search_that_is_stopped_during_its_trials_returns_the_best_of_them(sto
     graph = gnmt(ops=1500, seed=0)
     placement = bl.place(graph, CLUSTER, "search", time_limit=None, evaluations=20_000, callback=tell, seed=stop)
     assert bl.simulate(graph, CLUSTER, placement).makespan_us <= reports[-1] * (1 + 1e-12)
-    assert bl.place(graph, CLUSTER, "search", time_limit=None, evaluations=3000, workers=1).order is not None
+    if stop == 2:
+        assert bl.place(graph, CLUSTER, "search", time_limit=None, evaluations=3000, workers=1).order is not None

@@ -169,45 +169,35 @@ def test_bug_programs_that_had_ended_kept_the_second_process_away(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_the_first_process_reads_what_the_second_compiled(tmp_path):
-    """The tiny graph of the second process has the types of any graph: nothing is left to compile."""
+    """The tiny graph of the second process has the types of any graph: nothing is left to compile, neither for a placer nor
+    for the simulation of advice."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), second_compiler.VARIABLE: "1"}
     program = """
 import os, time
 from baechi_lab.graph.kernels import jit
 from baechi_lab.placers.hash_partition import spread_units
 from baechi_lab.placers import second_compiler
-from baechi_lab.placers.second_compiler import compile_ahead, compile_in_second_process
+from baechi_lab.placers.second_compiler import compile_in_second_process, compile_schedulers
 second_compiler.running_threads, os.sched_getaffinity = lambda: 1, lambda process: {0, 1}
 with compile_in_second_process(["hash"]):
     while jit.is_missing(spread_units):
         time.sleep(0.1)
+compile_schedulers()
 """
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=200)
     program = """
 import baechi_lab as bl
 from baechi_lab.graph.kernels import jit
 from baechi_lab.placers.hash_partition import spread_units
+from baechi_lab.simulator.kernel import _run
 assert not jit.is_missing(spread_units)
 jit.become_second_compiler()  # small graphs, too, run compiled kernels
-bl.place(bl.generators.unrolled_rnn(10, 2), bl.Cluster.uniform(3, memory_bytes="4GB"), "hash")
-assert spread_units.stats.cache_hits and not spread_units.stats.cache_misses, spread_units.stats
-"""
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
-
-
-@pytest.mark.slow
-@pytest.mark.subprocess
-def test_the_simulation_of_advice_is_what_the_second_process_compiled(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), second_compiler.VARIABLE: "0"}
-    program = "from baechi_lab.placers.second_compiler import compile_schedulers; compile_schedulers()"
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=200)
-    program = """
-import baechi_lab as bl
-from baechi_lab.graph.kernels import jit
-from baechi_lab.simulator.kernel import _run
-jit.become_second_compiler()  # small graphs, too, run compiled kernels
 graph = bl.generators.unrolled_rnn(10, 2)
+bl.place(graph, bl.Cluster.uniform(3, memory_bytes="4GB"), "hash")
 bl.simulate(graph, bl.Cluster.uniform(3), bl.Placement(device=[op % 3 for op in range(graph.n)]), scheduler="msr")
-assert _run.stats.cache_hits and not _run.stats.cache_misses, _run.stats
+for kernel in (spread_units, _run):
+    assert kernel.stats.cache_hits and not kernel.stats.cache_misses, kernel.stats
 """
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=200)
+    subprocess.run(
+        [sys.executable, "-c", program], env=environment | {second_compiler.VARIABLE: "0"}, check=True, timeout=200
+    )

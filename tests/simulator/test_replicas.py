@@ -97,7 +97,7 @@ def shared_pipeline(seed: int) -> tuple[bl.OpGraph, bl.Placement, list[int]]:
     return graph.replace(persistent_bytes=persistent), bl.Placement(device=np.tile(first, 3), replicas=groups), width
 
 
-@pytest.mark.parametrize("seed", fast(range(6), 1))
+@pytest.mark.parametrize("seed", fast(range(4), 1))
 @pytest.mark.parametrize("comm", COMM)
 def test_every_schedule_of_shared_stages_is_valid(seed, comm):
     graph, placement, width = shared_pipeline(seed)

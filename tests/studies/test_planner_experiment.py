@@ -12,7 +12,7 @@ from studies.results import result
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_the_command_stores_a_row_per_trial(tmp_path):
+def test_the_command_stores_a_row_per_trial(tmp_path, eager_networks):
     pytest.importorskip("tensorflow")
     # Two independent ops of 1 s. One GPU: 2 s; two GPUs: 1 s; the CPU at an eighth of the speed: 16 s.
     save_graph(OpGraph.from_edges([1e6, 1e6]), tmp_path / "two.json")
@@ -48,7 +48,7 @@ def test_cells_are_those_of_the_papers():
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_learning_rates_are_compared(monkeypatch):
+def test_learning_rates_are_compared(monkeypatch, eager_networks):
     pytest.importorskip("tensorflow")
     monkeypatch.setattr(experiment, "LEARNING_RATES", (0.1, 0.001))
     graph = OpGraph.from_edges([1e6] * 4)
@@ -141,18 +141,18 @@ def test_compared_groupings_by_hand():
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_command_compares_groupings(tmp_path):
+def test_command_compares_groupings(tmp_path, eager_networks):
     pytest.importorskip("tensorflow")
     pytest.importorskip("pymetis")
     save_graph(OpGraph.from_edges([1e6, 1e6]), tmp_path / "two.json")
-    arguments = [str(tmp_path / "out.json"), "--graph", str(tmp_path / "two.json"), "--gpus", "2", "--groupings", "8"]
+    arguments = [str(tmp_path / "out.json"), "--graph", str(tmp_path / "two.json"), "--gpus", "2", "--groupings", "4"]
     params = {"placer_hidden": 4, "grouper_hidden": 4, "workers": 1}
     assert experiment.main([*arguments, "--seeds", "4", "--on", "ops", "--params", json.dumps(params)]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
     (cell,) = result["cells"]
-    assert (cell["on"], cell["ops"], result["seed"]) == ("ops", 2, [4]) and result["budget"].startswith("8 updates")
+    assert (cell["on"], cell["ops"], result["seed"]) == ("ops", 2, [4]) and result["budget"].startswith("4 updates")
     best = {row["grouping"]: row["best_seconds"] for row in cell["rows"]}
-    # Two ops of 1 s and two GPUs: every one of 128 samples would have to miss 2 of 9 placements. METIS keeps them apart.
+    # Two ops of 1 s and two GPUs: every one of 64 samples would have to miss 2 of 9 placements. METIS keeps them apart.
     assert best["metis"] == best["learned"] == best["random placement"] == 1.0 and best["random"] >= 1.0
 
 

@@ -424,11 +424,11 @@ RECURRENT_KINDS = {
     nn.RNN: ("narrow", "layers", "long, weights"),
 }
 RECURRENT_SHAPES = {
-    "narrow": (torch.ones(40, 8, 64), {"hidden_size": 16}, 0.01),
-    "wide": (torch.ones(20, 8, 16), {"hidden_size": 256}, 0.01),
-    "layers": (torch.ones(20, 8, 64), {"hidden_size": 96, "num_layers": 2}, 0.1),
+    "narrow": (torch.ones(16, 8, 64), {"hidden_size": 16}, 0.01),
+    "wide": (torch.ones(8, 8, 16), {"hidden_size": 256}, 0.01),
+    "layers": (torch.ones(8, 8, 64), {"hidden_size": 96, "num_layers": 2}, 0.1),
     "directions": (torch.ones(16, 8, 64), {"hidden_size": 64, "bidirectional": True, "num_layers": 2}, 0.2),
-    "samples first": (torch.ones(64, 8, 64), {"hidden_size": 64, "batch_first": True}, 0.01),
+    "samples first": (torch.ones(24, 8, 64), {"hidden_size": 64, "batch_first": True}, 0.01),
     "long": (torch.ones(300, 8, 64), {"hidden_size": 64}, 0.03),
     "long, weights": (torch.ones(260, 1, 32), {"hidden_size": 512}, 0.2),
 }

@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph.collectives import MeasuredCollective
+from baechi_lab.workers.forked import TORCH_PIPELINE
+from baechi_lab.workers.pool import Pool
 
 PROGRAM = """
-import json, sys
+import json
 import torch.distributed as dist
 import baechi_lab as bl
 
-rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 tables = [bl.torch.measure_collective(kind, size_bytes=[4, 6, 1000, 4096], repeats=3) for kind in ("all_reduce", "all_gather")]
 try:
     bl.torch.measure_collective("send_recv")
 except bl.InvalidInput as error:
     refusal = str(error)
-print(json.dumps([[t.kind, t.devices, t.size_bytes.tolist(), t.us.tolist()] for t in tables] + [refusal]))
 dist.destroy_process_group()
+json.dump([[t.kind, t.devices, t.size_bytes.tolist(), t.us.tolist()] for t in tables] + [refusal], open(f"{store}{rank}", "w"))
 """
 
 
 @pytest.mark.slow
 def test_two_processes_measure_the_same_table(tmp_path: Path) -> None:
     """4 and 6 bytes are one float32 number each and become two numbers; 1,000 bytes are 125 numbers each."""
-    command = [sys.executable, "-c", PROGRAM]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    outputs = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
+    store = str(tmp_path / "store")
+    with Pool(2, tries=1, imports_main=False, imports=TORCH_PIPELINE) as processes:
+        ranks = [processes.submit(exec, PROGRAM, {"store": store, "rank": rank}) for rank in range(2)]
+        assert [rank.result(100) for rank in ranks] == [None, None]
+    outputs = [json.loads(Path(f"{store}{rank}").read_text()) for rank in range(2)]
     assert outputs[0] == outputs[1]
     *tables, refusal = outputs[0]
     for (kind, devices, sizes, us), name in zip(tables, ("all_reduce", "all_gather"), strict=True):

@@ -83,7 +83,8 @@ def test_persistent_bytes_are_exact(ids, optimizer):
     parameters = sum(p.numel() for p in model.parameters())
     graph = bl.torch.profile(model, ids, hardware="a100", optimizer=optimizer)
     assert graph.persistent_bytes.sum() == parameters * (4 + 4 + 4 * OPTIMIZERS[optimizer])
-    assert bl.torch.profile(model, ids, hardware="a100", mode="inference").persistent_bytes.sum() == 4 * parameters
+    if optimizer == "adam":
+        assert bl.torch.profile(model, ids, hardware="a100", mode="inference").persistent_bytes.sum() == 4 * parameters
 
 
 class Student(nn.Module):
