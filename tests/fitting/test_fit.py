@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from brute_force import optimum
 from fewer import fast
 
 import baechi_lab as bl
@@ -434,3 +435,23 @@ def test_bug_a_budget_was_named_without_what_the_placement_takes():
             recomputation={"budget": budget},
         )
         assert option.choice_in_words == words
+
+
+def test_bug_a_step_that_fits_on_one_device_in_another_order_was_said_not_to():
+    """Op 2 reads 3 bytes and makes 2. Behind ops 0 and 1, whose outputs have 3 and 2 bytes, that is 7; before op 1 it is 5."""
+    graph = bl.OpGraph.from_edges([1.0] * 4, [(0, 2, 3), (1, 3, 2), (2, 3, 2)])
+    answer = bl.fit(graph, bl.Cluster.uniform(1, memory_bytes=5))
+    assert answer.fits and answer.best.peak_bytes == [5]
+    assert not bl.fit(graph, bl.Cluster.uniform(1, memory_bytes=4), give_up=()).fits
+    assert answer.best.command == f"bl.place(graph, cluster, {answer.best.placement.placer!r})"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bug_small_steps_took_up_to_four_times_the_optimum(seed):
+    graph = bl.generators.random_dag(6, seed=seed, duration_us=(1.0, 30.0), size_bytes=(10, 60))
+    peak_bytes = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * graph.n)).peak_bytes[0]
+    cluster = bl.Cluster.uniform(2, memory_bytes=int(0.8 * peak_bytes), link=bl.Link(5.0, 0.05))
+    expected = optimum(graph, cluster)
+    answer = bl.fit(graph, cluster, give_up=())
+    assert answer.fits == np.isfinite(expected)
+    assert not answer.fits or answer.best.timeline.makespan_us == pytest.approx(expected)

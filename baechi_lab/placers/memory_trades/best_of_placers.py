@@ -21,6 +21,10 @@ from .memory_ladder import AMPLE_MEMORY, FAST_PLACERS, place_on_memory_ladder
 
 MAX_REPAIRED_OPS = 2000
 """Largest graph for which every placer may repair its plan. Repairs of larger graphs take minutes."""
+MAX_SEARCHED_OPS = 16
+"""Largest graph for which `auto` is asked, too: it tries all placements and orders of graphs as small as this."""
+MAX_OPS_OF_OPTIONS = 100
+"""Largest graph of an option, such as one that recomputes, for which placers look for other orders on one device."""
 GROUPS, OPS, FIT = "groups", "ops", "fit"
 """What a placement comes from: the optimized graph, the graph itself, or steps that only `bl.fit` takes."""
 
@@ -41,8 +45,9 @@ class PlacedTimeline(NamedTuple):
 class BestOfPlacers:
     """The placement step of `bl.fit`.
 
-    Every placer places the optimized graph. If none fits, every placer places the graph itself. With a `time_limit`, `search`
-    then improves the best placement.
+    Every placer places the optimized graph. If none fits, every placer places the graph itself. Small graphs are placed as they
+    are, also by `auto`. On one device, placers are only asked for an order if none of three simple ones fits. With a
+    `time_limit`, `search` then improves the best placement.
 
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
     >>> best, why = BestOfPlacers(("single",)).fastest(graph, Cluster.uniform(2))
@@ -73,15 +78,17 @@ class BestOfPlacers:
         `memory_trades.memory_ladder`, except for large graphs.
         """
         candidates: list[PlacedTimeline] = []
+        why = ""
         if known_placement is not None:
             known_result = PlacedTimeline(known_placement, simulate(graph, cluster, known_placement))
             candidates += [known_result] if known_result.timeline.feasible else []
         if np.count_nonzero(~cluster.is_host) == 1:
             alone, why = order_on_one_device(graph, cluster)
             candidates += [alone] if alone else []
-            return min(candidates, key=preference, default=None), "" if candidates else why
-        proposals, why = self._ask_placers(graph, cluster)
-        candidates += proposals
+            if candidates or graph.n > (MAX_REPAIRED_OPS if other_limits else MAX_OPS_OF_OPTIONS):
+                return min(candidates, key=preference, default=None), "" if candidates else why
+        proposals, reason = self._ask_placers(graph, cluster)
+        candidates, why = candidates + proposals, why or reason
         if other_limits and graph.n <= MAX_REPAIRED_OPS:
             candidates += [
                 PlacedTimeline(placement, timeline, FIT, tuple(self.placers))
@@ -106,6 +113,8 @@ class BestOfPlacers:
         A group may be too large for every device, while its ops are not. On large graphs the placers only plan, and one plan
         is repaired if none fits.
         """
+        if graph.n <= MAX_SEARCHED_OPS and tuple(self.placers) == FAST_PLACERS:
+            return self._place_with_each(graph, graph, cluster, (*FAST_PLACERS, "auto"))
         coarse = optimize(graph, cluster)
         if graph.n <= MAX_REPAIRED_OPS:
             placements, why = self._place_with_each(graph, coarse, cluster, self.placers)
@@ -188,6 +197,6 @@ def placement_code(graph: str, cluster: str, placed_timeline: PlacedTimeline, de
     placer, params = placed_timeline.placement.placer, placed_timeline.placement.params
     if placer == "search":
         return f"bl.place({graph}, {cluster}, 'search', time_limit={params.get('time_limit')})"
-    if devices == 1 or placed_timeline.source == OPS:
+    if placed_timeline.source == OPS or (devices == 1 and placer == "single"):
         return f"bl.place({graph}, {cluster}, {placer!r})"
     return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}, {placer!r}).on(g)"
