@@ -11,7 +11,7 @@ import numpy as np
 
 from .checks import check_flag, check_whole, is_list
 from .comparison_runs import execution_target, measure_rows, memory_of
-from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError, in_short
+from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError, describe_error, in_short
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
 from .graph.units import format_us
@@ -350,7 +350,7 @@ def _simulate_row(
             raise KeyboardInterrupt
         timeline = simulate(graph, cluster, placement, scheduler, **pipeline)
     except ROW_ERRORS as error:
-        text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, BaechiLabError) else describe_error(error)
         return {"feasible": False, "error": text}, None
     row = {**summary(timeline), "place_seconds": placement.seconds, "winner": winner_of(placement)}
     if placement.replicas:

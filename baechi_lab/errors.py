@@ -22,6 +22,16 @@ def in_short(value: object, length: int = 60) -> str:
         return f"a {type(value).__name__} with a number of thousands of digits"
 
 
+def describe_error(error: BaseException, length: int = 300) -> str:
+    """Returns the class of an error and at most `length` characters of its message, in one line.
+
+    >>> describe_error(ValueError("no\\n  number")), describe_error(MemoryError())
+    ('ValueError: no number', 'MemoryError')
+    """
+    message = " ".join(str(error).split())[:length]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 MOST_LISTED_NAMES = 40
 """Known names that an error about an unknown one lists."""
 

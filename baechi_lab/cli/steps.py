@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FormatError, InvalidInput, UnknownNameError
+from ..errors import FormatError, InvalidInput, UnknownNameError, describe_error
 from ..frameworks import require_framework
 from ..graph import Step
 from . import options
@@ -142,4 +142,4 @@ def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:
     try:
         return call(*arguments)
     except (Exception, SystemExit) as error:  # their code may raise anything, and end without a word
-        raise InvalidInput(f"{spec} raised {type(error).__name__}: {error}") from error
+        raise InvalidInput(f"{spec} raised {describe_error(error)}") from error

@@ -18,7 +18,7 @@ from itertools import product
 
 import numpy as np
 
-from ..errors import BaechiLabError, InvalidInput, in_short
+from ..errors import BaechiLabError, InvalidInput, describe_error, in_short
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.units import plural
 from ..simulator import simulate
@@ -203,7 +203,7 @@ def function(right: Callable[..., object], cases: Callable[[], Sequence[tuple[ob
             except TooLong:
                 return f"{label:.200} yours has not ended after {SECONDS} seconds"
             except (Exception, SystemExit) as error:  # noqa: BLE001  # a learner's code may raise anything
-                return f"{label:.200} yours raises {type(error).__name__}: {' '.join(str(error).split()):.200}"
+                return f"{label:.200} yours raises {describe_error(error)}"
             if value is None or value is ...:
                 return EMPTY
             numbers = _as_numbers(value)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import describe_error
 from ..graph import Placement
 from ..workers.isolated import die_with_parent
 from .exercise import SECONDS, TooLong, time_limit
@@ -45,7 +46,7 @@ class Notebook:
         """Executes a cell; returns its error, and the values of expressions by key."""
         outcome = self.shell.run_cell(source)
         error = outcome.error_before_exec or outcome.error_in_exec
-        text = "" if error is None else f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        text = "" if error is None else describe_error(error)
         return {"error": text, "values": {key: self.value_of(each) for key, each in expressions.items()}}
 
     def value_of(self, expression: str) -> Plain:
@@ -81,7 +82,7 @@ class Notebook:
         except TooLong:
             return {"too_long": True}
         except BaseException as error:  # noqa: BLE001  # their function may raise anything
-            return {"error": f"{type(error).__name__}: {' '.join(str(error).split()):.200}"}
+            return {"error": describe_error(error)}
 
 
 def plain_value(value: object) -> Any:

@@ -7,7 +7,15 @@ import functools
 import numpy as np
 
 from ..comparison import ROW_ERRORS, order_of, summary, winner_of
-from ..errors import BaechiLabError, FormatError, InfeasiblePlacement, InvalidInput, UnknownNameError, in_short
+from ..errors import (
+    BaechiLabError,
+    FormatError,
+    InfeasiblePlacement,
+    InvalidInput,
+    UnknownNameError,
+    describe_error,
+    in_short,
+)
 from ..graph import OpGraph, Placement, Step
 from ..graph.formats.wire import decode_graph, encode_graph
 from ..memo import Memo
@@ -62,7 +70,7 @@ def compute_row(data: bytes, cell: Cell, placing: Placing) -> dict[str, object]:
     try:
         row |= _compute_columns(_decoded(data), cell, placing)
     except ROW_ERRORS as error:
-        row["error"] = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
+        row["error"] = str(error) if isinstance(error, BaechiLabError) else describe_error(error)
         row["passing"] = is_transient(error)
     return row
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, describe_error
 from ..torch_runtime.storage import is_wrapper
 from .step import FAILURES, TorchStep
 
@@ -39,7 +39,7 @@ def new_optimizer(step: TorchStep, parameters: Iterable[nn.Parameter]) -> torch.
     try:
         optimizer = step.optimizer(parameters)
     except FAILURES as error:
-        raise InvalidInput(f"optimizer of step {step.name!r} failed: {_first_line(error)}") from error
+        raise InvalidInput(f"optimizer of step {step.name!r} failed: {describe_error(error)}") from error
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise InvalidInput(
@@ -56,7 +56,7 @@ def update(step: TorchStep, optimizer: torch.optim.Optimizer) -> None:
     except torch.cuda.OutOfMemoryError:
         raise
     except FAILURES as error:
-        raise InvalidInput(f"optimizer of step {step.name!r} cannot update: {_first_line(error)}") from error
+        raise InvalidInput(f"optimizer of step {step.name!r} cannot update: {describe_error(error)}") from error
 
 
 def try_optimizer(step: TorchStep, model: nn.Module, micro_batches: int) -> None:
@@ -122,7 +122,3 @@ def _copies_of_parameters(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
         copies[p] = p if is_wrapper(p) else nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
         copies[p].__dict__.update(p.__dict__)
     return copies
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split()):.300}"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..checks import check_whole
-from ..errors import InvalidInput, in_short
+from ..errors import InvalidInput, describe_error, in_short
 from ..internal_warnings import warn
 from ..torch_runtime.random import restored_generators, seed_generators
 from ..torch_runtime.tree import as_arguments, lists_of_images, map_tensors, split_batch, tensors
@@ -154,7 +154,7 @@ class TorchStep:
             return most_states
         warn(
             f"the optimizer of step {self.name!r} updates no parameters but its model's "
-            f"({type(failure).__name__}: {' '.join(str(failure).split()):.200}); its state is not counted: give "
+            f"({describe_error(failure)}); its state is not counted: give "
             "optimizer_states="
         )
         return 0
@@ -222,7 +222,7 @@ class TorchStep:
                 raise
             raise InvalidInput(
                 f"loss of step {self.name!r} failed on the model's outputs and {len(self.targets)} targets: "
-                f"{type(error).__name__}: {' '.join(str(error).split()):.500}"
+                f"{describe_error(error, 500)}"
             ) from error
 
     def __repr__(self) -> str:

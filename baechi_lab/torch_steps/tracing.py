@@ -35,7 +35,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..checks import is_list
-from ..errors import InvalidInput, in_short
+from ..errors import InvalidInput, describe_error, in_short
 from ..graph.groups import join_groups
 from ..graph.tensors import shapes_in_words
 from ..torch_runtime.context import kept_activations
@@ -235,7 +235,7 @@ class Tracer(Handler):
         # a buffer may be replaced in the forward: then only its name is known
         buffers = model.named_buffers(remove_duplicate=False)
         self.buffer_names = {name: self.buffer_of[id(b)] for name, b in buffers}
-        self.drawn = generator_states()
+        self.states_after_call = generator_states()
         self.recomputing = 0
         self.reentrant_region = -1  # the outermost region of reentrant checkpointing that is running
         self.region_count = 0
@@ -270,7 +270,7 @@ class Tracer(Handler):
         versions = [version(t) for t in (*inputs, *state)]
         before, hosts = generator_states(), host_states()
         # Calls before the one that is about to run are pinned here.
-        if not same_states(before, self.drawn):
+        if not same_states(before, self.states_after_call):
             self.pinned_calls.pin([len(self.calls) - 1], "random numbers drawn between calls")
         opaque = next((a for a in (*args, *kwargs.values()) if not understood(a)), None) if module is not None else None
         why = self.pinned_calls.reason_to_pin(module)
@@ -285,8 +285,8 @@ class Tracer(Handler):
         written_storages = {storage_key(t) for t, v in zip((*inputs, *state), versions, strict=True) if version(t) != v}
         written_state = written_storages - {storage_key(t) for t in inputs}
         written_storages = written_storages & {storage_key(t) for t in inputs}
-        self.drawn = generator_states()
-        random = not same_states(before, self.drawn)
+        self.states_after_call = generator_states()
+        random = not same_states(before, self.states_after_call)
         if module is not None:  # a layer that returns the very tensors that it took, such as an identity
             input_ids = {id(t) for t in inputs}
             idle = bool(output_tensors) and all(id(t) in input_ids for t in output_tensors) and not written_storages
@@ -561,9 +561,7 @@ def run_call(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Mod
     except _FAILURES as error:
         call_label = f"layer {key!r} ({type(module).__name__})" if module is not None else f"function {key!r}"
         call_label = f"model {key}" if module is run else call_label
-        message = " ".join(str(error).split())
+        message = f"{call_label} failed on the sample inputs: {describe_error(error, 500)}"
         if module is run and not any(True for _ in tensors((args, kwargs))):
             message += " (they hold no tensor: a tokenizer makes some with return_tensors='pt')"
-        raise FailedCall(
-            f"{call_label} failed on the sample inputs: {type(error).__name__}: {message:.500}", call_label
-        ) from error
+        raise FailedCall(message, call_label) from error

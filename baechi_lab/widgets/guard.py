@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from ..errors import BaechiLabError
+from ..errors import BaechiLabError, describe_error
 
 LABELS = {
     "memory_bytes": "memory",
@@ -46,11 +46,8 @@ class Problem:
     @classmethod
     def of(cls, error: BaseException) -> Problem:
         """Makes the problem of an error; the sentence begins with the error's type unless it is a `BaechiLabError`."""
-        text = " ".join(str(error).split())
-        if isinstance(error, BaechiLabError):
-            text = with_labels(text)
-        else:
-            text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        is_own = isinstance(error, BaechiLabError)
+        text = with_labels(" ".join(str(error).split())) if is_own else describe_error(error)
         details, remedy = "".join(traceback.format_exception(error)), getattr(error, "remedy", None)
         return cls(text, details, remedy, getattr(error, "asks_fit", False))
 

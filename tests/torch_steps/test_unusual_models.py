@@ -152,6 +152,15 @@ def test_arguments_in_every_form():
         bl.torch.trace(nn.Linear(2, 2), {"input": [1, 2]})
 
 
+def test_bug_a_long_error_cut_off_the_advice_for_inputs_without_tensors():
+    class Verbose(nn.Module):
+        def forward(self, words):
+            raise TypeError("no words are read here; " * 100)
+
+    with pytest.raises(bl.InvalidInput, match=r"TypeError: no words .* \(they hold no tensor: a tokenizer makes some"):
+        bl.torch.profile(Verbose(), [["some", "words"]], hardware="a100")
+
+
 @pytest.mark.parametrize("kind", [list, tuple, dict.fromkeys])
 def test_bug_several_optimizers_were_left_out_without_a_word(kind):
     """Profiles of a step of two optimizers had no update at all."""

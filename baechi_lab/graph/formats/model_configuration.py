@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ...errors import FormatError
+from ...errors import FormatError, describe_error
 from .reading import name_of
 
 LARGEST_BYTES = 1 << 24
@@ -33,8 +33,7 @@ def read_configuration(path: str | os.PathLike[str]) -> tuple[dict[str, Any], st
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise FormatError(f"{file}: not JSON: {type(error).__name__}: {reason}") from error
+        raise FormatError(f"{file}: not JSON: {describe_error(error, 200)}") from error
     if not isinstance(fields, dict):
         raise FormatError(f"{file}: holds a {type(fields).__name__}; a configuration is a JSON object")
     return fields, str(file)

@@ -12,7 +12,7 @@ from concurrent.futures import BrokenExecutor, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ExecutionError
+from ...errors import ExecutionError, describe_error
 from ...graph import Cluster, OpGraph
 from ...workers.pool import Pool
 
@@ -70,7 +70,7 @@ class SolverProcess:
                     return STOPPED
             reply: Reply = future.result()
         except (BrokenExecutor, RuntimeError, KeyError, TypeError, ValueError) as error:
-            raise ExecutionError(f"the solver's process failed: {type(error).__name__}: {error}") from error
+            raise ExecutionError(f"the solver's process failed: {describe_error(error)}") from error
         return reply
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ...checks import check_flag, check_tokens
-from ...errors import BaechiLabError, InvalidInput, MissingPackage, UnknownNameError, in_short
+from ...errors import BaechiLabError, InvalidInput, MissingPackage, UnknownNameError, describe_error, in_short
 from ...graph.formats.model_configuration import read_configuration
 from ..programs.detection import is_instance
 from .fake_tensors import DTYPES, named_dtype
@@ -186,7 +186,7 @@ def _make_model(
             model = architecture._from_config(config, dtype=weight_type)  # type: ignore[attr-defined]
     except Exception as error:  # the library's code may raise anything for these values
         raise _refusal(
-            error, fields, source, f"{source} makes no {architecture.__name__}: {_describe_error(error)}"
+            error, fields, source, f"{source} makes no {architecture.__name__}: {describe_error(error, 200)}"
         ) from error
     # Loading keeps some weights in float32, which the model's class names.
     float32_modules = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
@@ -245,7 +245,7 @@ def _configuration(transformers: ModuleType, fields: dict[str, object], source: 
         config = kinds[kind].from_dict(fields)
     except Exception as error:  # the library's checks and validators of huggingface_hub may raise anything
         raise _refusal(
-            error, fields, source, f"{source} is no configuration of {kind}: {_describe_error(error)}"
+            error, fields, source, f"{source} is no configuration of {kind}: {describe_error(error, 200)}"
         ) from error
     return config
 
@@ -282,7 +282,7 @@ def _refusal(error: BaseException, fields: Mapping[str, object], source: str, me
         return MissingPackage(f"{source} needs the package {package!r}: pip install {package}")
     if import_errors:  # transformers hides what the import of one of its modules raised
         first_error = [*causes(error)][-1]
-        return MissingPackage(f"{source} needs a package that cannot be imported: {_describe_error(first_error)}")
+        return MissingPackage(f"{source} needs a package that cannot be imported: {describe_error(first_error, 200)}")
     return InvalidInput(message)
 
 
@@ -411,8 +411,3 @@ def _sound(config: PretrainedConfig, length: int) -> tuple[int, ...] | None:
     for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
         length = (length - 1) * stride + kernel
     return (length,)
-
-
-def _describe_error(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
