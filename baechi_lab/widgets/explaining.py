@@ -90,7 +90,7 @@ class Log:
             return ""
         pairs = "pair" if tied_count == 1 else "pairs"
         tie = f"A tie: {tied_count:,} other {pairs} of op and device could start then too"
-        if d.reason.startswith("earliest start"):
+        if self.logged_by_placer:
             tie += (
                 "; the lower number of the op decides, then the device of its favourite parent, then the lower number of the "
                 "device"

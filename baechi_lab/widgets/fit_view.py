@@ -53,9 +53,9 @@ class FitView(PicturedBox):
         self.renew_picture()
 
     def picture(self) -> str:
-        if self.shown is None or self.timeline.drawn is None:
+        if self.shown is None or self.timeline.drawn_bars is None:
             return ""
-        timeline = timeline_picture(self.timeline.drawn, self.timeline.devices)
+        timeline = timeline_picture(self.timeline.drawn_bars, self.timeline.devices)
         return page([("", *text_picture(_in_words(self.shown))), ("Timeline", *timeline)], self.in_words().strip("<>"))
 
     def in_words(self) -> str:

@@ -428,14 +428,14 @@ class Workbench(PicturedBox):
             problem = self.model.problem
             sentence = problem.sentence if problem else "no result yet"
             return page([("", *text_picture(sentence))], sentence)
-        if self.graph.scene is None or self.graph._paint is None or self.timeline.drawn is None:
+        if self.graph.scene is None or self.graph._paint is None or self.timeline.drawn_bars is None:
             return ""
         names = outcome.timeline.device_names
         return page(
             [
                 ("", *text_picture(", ".join(f"{name} {value}" for name, value in facts_of(outcome)))),
                 ("Graph", *graph_picture(self.graph.scene, self.graph._paint, names)),
-                ("Timeline", *timeline_picture(self.timeline.drawn, names)),
+                ("Timeline", *timeline_picture(self.timeline.drawn_bars, names)),
                 ("Memory", *memory_picture(self.memory.timelines)),
             ],
             self.in_words().strip("<>"),

@@ -82,7 +82,7 @@ for placer, button in buttons.items():
 big = graph(30000, 45000)
 line = TimelineView()
 line.show(big, [random_timeline(big)])
-print(len(line.drawn), "bars")
+print(len(line.drawn_bars), "bars")
 """,
     "line",
 ]

@@ -96,7 +96,7 @@ def test_two_placements_on_one_axis_with_what_moved(diamond, pair, split):
     other_timeline = bl.simulate(diamond, pair, bl.Placement(device=[0, 1, 1, 0]))
     view = TimelineView()
     view.show(diamond, [split, other_timeline], titles=["now", "before"], against=1)
-    bars = view.drawn
+    bars = view.drawn_bars
     # Only b differs: gpu:0 now, gpu:1 (device 1, told as 2) before.
     moved_bars = {(int(bars.op[k]), int(bars.elsewhere[k])) for k in np.flatnonzero(bars.elsewhere)}
     assert moved_bars == {(1, 2), (1, 1)} and view.makespans == {
@@ -105,7 +105,7 @@ def test_two_placements_on_one_axis_with_what_moved(diamond, pair, split):
     }
     assert [lane["heading"] for lane in view.lanes if lane["heading"]] == ["now", "before"]
     view.show(diamond, [split])
-    assert not view.drawn.elsewhere.any()
+    assert not view.drawn_bars.elsewhere.any()
 
 
 @pytest.mark.slow
@@ -118,13 +118,13 @@ def test_the_workbench_offers_the_setting_before_the_held_one_and_rows_of_compar
     bench.model.change(placer="m-etf")
     bench.timeline.against = "before"
     current = bench.outcome
-    drawn = bench.timeline.drawn
+    bars = bench.timeline.drawn_bars
     moved_ops = np.flatnonzero(first.placement.device != current.placement.device)
     assert bench.timeline.makespans == {
         "m-etf": current.timeline.makespan_us,
         "before: m-topo": first.timeline.makespan_us,
     }
-    assert np.unique(drawn.op[drawn.elsewhere > 0]).tolist() == moved_ops.tolist()
+    assert np.unique(bars.op[bars.elsewhere > 0]).tolist() == moved_ops.tolist()
     bench.tasks.compare(["m-etf", "m-sct"])
     assert [key for key, _ in bench.timeline.choices] == ["before", "row:m-sct"]
     bench.timeline.against = "row:m-sct"

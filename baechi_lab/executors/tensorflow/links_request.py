@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,14 +60,14 @@ def serve(request: Message, send: Send) -> None:
                     half = durations[0].min() / 2
                     seconds = np.maximum(durations[1:] - half, half)
                 probe_sizes = (SMALL_BYTES, header["probe_bytes"]) if header["probe_bytes"] else ()
-                flat = _in_turns([partial(timer.probe, kind, size) for size in probe_sizes for kind in KINDS], repeats)
-                arrays = (
-                    seconds,
-                    flat.reshape(len(probe_sizes), len(KINDS), -1) if probe_sizes else np.zeros((2, len(KINDS), 0)),
-                )
+                measures = [partial(timer.probe, kind, size) for size in probe_sizes for kind in KINDS]
+                if measures:
+                    probes = _in_turns(measures, repeats).reshape(len(probe_sizes), len(KINDS), repeats)
+                else:
+                    probes = np.zeros((2, len(KINDS), 0))
         except (tf.errors.OpError, ValueError) as error:
             raise ExecutionError(f"cannot move tensors from {places[0]} to {places[1]}: {first_line(error)}") from error
-        send("link", {"pair": [a, b]}, arrays)
+        send("link", {"pair": [a, b]}, (seconds, probes))
     send("done")
 
 
@@ -124,11 +123,11 @@ class _Graph:
             with tf.device(f"{_task(source)}/device:CPU:0"):
                 self.elements = tf.compat.v1.placeholder(tf.int32, [1], name="elements")
             with tf.device(target):
-                tensor_y = raw.Fill(dims=self.elements, value=1.0, name="made_y")
+                tensor_y = raw.Fill(dims=self.elements, value=1.0, name="filled_y")
                 with tf.control_dependencies([tensor_y]):
                     hello = raw.Identity(input=tf.constant([1.0]), name="hello")
             with tf.device(source):
-                tensors = [raw.Fill(dims=self.elements, value=1.0, name=f"made_x{i}") for i in range(2)]
+                tensors = [raw.Fill(dims=self.elements, value=1.0, name=f"filled_x{i}") for i in range(2)]
                 with tf.control_dependencies(tensors):
                     ready = raw.Identity(input=hello, name="ready")
                 with tf.control_dependencies([ready]):

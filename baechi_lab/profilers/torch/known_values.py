@@ -44,7 +44,7 @@ _FILLED: dict[OpOverload, int | None] = {
 }
 """Operators that only read a tensor's type -> the value that they fill in; None for their last argument."""
 _EMPTY = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"})
-_FAILS = (RuntimeError, TypeError, ValueError, IndexError)
+_FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
 
 
 class KnownValues:
@@ -52,8 +52,8 @@ class KnownValues:
 
     def __init__(self) -> None:
         self.twins: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}
-        self.drawn: dict[int, StorageWeakRef] = {}  # memory of random numbers, and of what is computed of them alone
-        self.spoiled: set[int] = set()  # real memory that a fake write has made invalid
+        self.random_memory: dict[int, StorageWeakRef] = {}  # of random numbers, and of what is computed of them alone
+        self.invalid_memory: set[int] = set()  # real memory that a fake write has made invalid
         self.sweep_at = 1024
 
     def store(self, fake: torch.Tensor, real: torch.Tensor) -> None:
@@ -74,9 +74,9 @@ class KnownValues:
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Returns a real tensor with the values of this one, None if they are unknown."""
         if not isinstance(tensor, FakeTensor):
-            plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.numel() <= MOST_ELEMENTS
-            plain = plain and tensor.layout is torch.strided
-            return tensor if plain and tensor.untyped_storage()._cdata not in self.spoiled else None
+            is_plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout is torch.strided
+            is_known = is_plain and tensor.numel() <= MOST_ELEMENTS
+            return tensor if is_known and tensor.untyped_storage()._cdata not in self.invalid_memory else None
         if tensor.layout is not torch.strided or isinstance(tensor, nn.Parameter):
             return None
         entry = self.twins.get(tensor.untyped_storage()._cdata)
@@ -94,18 +94,18 @@ class KnownValues:
         if isinstance(tensor, FakeTensor):
             self.twins.pop(key, None)
         else:
-            self.spoiled.add(key)
+            self.invalid_memory.add(key)
 
     def propagate(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Gives values to the results of an operator if all its arguments have values."""
         written_tensors = list(_written_tensors(func, args, kwargs)) if func._schema.is_mutable else []
-        draws = torch.Tag.nondeterministic_seeded in func.tags
-        sources = [t for t in tensors((args, kwargs)) if not (draws and any(t is w for w in written_tensors))]
-        if (draws or (self.drawn and any(map(self._is_drawn, sources)))) and all(
-            self._is_drawn(t) or self.of(t) is not None for t in sources
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        sources = [t for t in tensors((args, kwargs)) if not (is_random and any(t is w for w in written_tensors))]
+        if (is_random or (self.random_memory and any(map(self._is_random, sources)))) and all(
+            self._is_random(t) or self.of(t) is not None for t in sources
         ):
             storages = [t.untyped_storage() for t in tensors(out) if t.layout is torch.strided]
-            self.drawn |= {storage._cdata: StorageWeakRef(storage) for storage in storages}
+            self.random_memory |= {storage._cdata: StorageWeakRef(storage) for storage in storages}
         if func.overloadpacket.__name__ in _EMPTY:
             return
         if func in _FILLED:
@@ -115,7 +115,7 @@ class KnownValues:
                     real = torch.full(out.shape, value, dtype=out.dtype)
                 self.store(out, real)
         elif not written_tensors and not any(
-            isinstance(t, FakeTensor) and self._fresh(t, args, kwargs) for t in tensors(out)
+            isinstance(t, FakeTensor) and self._has_new_memory(t, args, kwargs) for t in tensors(out)
         ):
             return  # views, and operators without tensor results
         elif (
@@ -151,7 +151,7 @@ class KnownValues:
             return ((args[0].new_empty(len(positions), *args[0].shape[2:]), batch_sizes),)
         real = self._compute(func, args, kwargs, None)
         if real is None:
-            if func is _NUMBER and self._is_drawn(args[0]):
+            if func is _NUMBER and self._is_random(args[0]):
                 raise RandomDecision(func)
             return None
         return (map_tensors(real[0], self._fake),)
@@ -176,13 +176,13 @@ class KnownValues:
         self.store(fake, real)
         return fake
 
-    def _is_drawn(self, tensor: torch.Tensor) -> bool:
+    def _is_random(self, tensor: torch.Tensor) -> bool:
         if tensor.layout is not torch.strided:
             return False
-        reference = self.drawn.get(tensor.untyped_storage()._cdata)
+        reference = self.random_memory.get(tensor.untyped_storage()._cdata)
         return reference is not None and not reference.expired()
 
-    def _fresh(self, tensor: torch.Tensor, args: Args, kwargs: Kwargs) -> bool:
+    def _has_new_memory(self, tensor: torch.Tensor, args: Args, kwargs: Kwargs) -> bool:
         if tensor.layout is not torch.strided:
             return False
         storage_id = tensor.untyped_storage()._cdata
@@ -204,7 +204,7 @@ class KnownValues:
         try:
             with _without_modes():
                 return (func(*args, **kwargs),)
-        except _FAILS:
+        except _FAILURES:
             return None
 
 

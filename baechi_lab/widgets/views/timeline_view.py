@@ -76,7 +76,7 @@ class TimelineView(CanvasView):
         super().__init__(**traits)
         self.timelines: tuple[Timeline, ...] = ()
         self.titles: tuple[str, ...] = ()
-        self.drawn: Bars | None = None
+        self.drawn_bars: Bars | None = None
         self.graph: OpGraph | None = None
         self._waits: tuple[Waits, ...] = ()
         self._chain: Chain | None = None
@@ -100,7 +100,7 @@ class TimelineView(CanvasView):
         `groups` name the machine or replica of each device.
         """
         self.timelines, self.graph, self._chain = tuple(timelines), graph, chain
-        self.drawn = bars = build_bars(graph, self.timelines, chain, titles, against, groups)
+        self.drawn_bars = bars = build_bars(graph, self.timelines, chain, titles, against, groups)
         self.titles = tuple(titles) or tuple(t.origin for t in self.timelines)
         self._waits = tuple(waits(graph, t) for t in self.timelines)
         with self.hold_sync():
@@ -140,7 +140,7 @@ class TimelineView(CanvasView):
 
     def _color(self) -> None:
         """Sets the classes of ops, and the legend."""
-        if self.graph is None or self.drawn is None:
+        if self.graph is None or self.drawn_bars is None:
             return
         with self.hold_sync():
             if self.color_by not in self.colorings or self.color_by == DEVICE:
@@ -149,7 +149,7 @@ class TimelineView(CanvasView):
                 return
             on_path = self._chain.ops if self._chain is not None else ()
             op_coloring = coloring(self.graph, self.color_by, on_path, self.timelines[0] if self.timelines else None)
-            unknown = len(self.drawn.names) - self.graph.n  # measured ops that the graph does not have
+            unknown = len(self.drawn_bars.names) - self.graph.n  # measured ops that the graph does not have
             self.kinds = op_coloring.kind.tobytes() + bytes([len(op_coloring.labels)]) * unknown
             rest_entries = [("not in the graph", OTHER_COLOR, float("nan"))] if unknown else []
             rows = [*zip(op_coloring.labels, op_coloring.colors, op_coloring.time_us, strict=True), *rest_entries]
@@ -170,10 +170,10 @@ class TimelineView(CanvasView):
 
     def dim_all_but(self, ops: object) -> None:
         """Draws bars of other ops than `ops` faintly; None draws everything."""
-        if ops is None or self.drawn is None:
+        if ops is None or self.drawn_bars is None:
             self.dim = b""
             return
-        dark = np.ones(len(self.drawn.names), dtype=np.uint8)
+        dark = np.ones(len(self.drawn_bars.names), dtype=np.uint8)
         dark[np.asarray(ops, dtype=np.int64)] = 0
         self.dim = dark.tobytes()
 
@@ -199,4 +199,4 @@ class TimelineView(CanvasView):
             )
 
     def picture(self) -> str:
-        return "" if self.drawn is None else page([("Timeline", *timeline_picture(self.drawn, self.devices))])
+        return "" if self.drawn_bars is None else page([("Timeline", *timeline_picture(self.drawn_bars, self.devices))])
