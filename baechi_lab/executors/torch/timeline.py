@@ -143,7 +143,7 @@ class Measurement(Observer):
                     self.storages.add(
                         optimizer_state_tensors(optimizer, tensor), self.state_device.get(name, device), persistent=True
                     )
-            self.storages.add(tensors(batch), first_device, persistent=True)
+            self.storages.add_batch(tensors(batch), first_device)
             self.storages.add(
                 [] if optimizer is None else all_optimizer_tensors(optimizer), first_device, persistent=True
             )

@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -228,6 +229,24 @@ class StorageTracker:
                     storage = tensor.untyped_storage()
                     record.size = storage.nbytes()
                     self.alive[storage._cdata] = weakref.ref(storage, partial(_mark_freed, record)), record
+
+    def add_batch(self, batch: Iterable[torch.Tensor], device: int) -> None:
+        """Tracks the tensors of a batch. Of a data set that they are views of, only their own bytes count.
+
+        >>> tracker = StorageTracker()
+        >>> tracker.add_batch(torch.ones(100).split(10)[:3], device=0)
+        >>> [record.size for record in tracker.records]
+        [120]
+        """
+        batch_tensors = list({id(t): t for t in batch}.values())
+        first_record = len(self.records)
+        self.add(batch_tensors, device, persistent=True)
+        viewed_bytes: Counter[int] = Counter()
+        for tensor in (inner for t in batch_tensors for inner in dense_components(t)):
+            if (record := self._record_of(tensor)) is not None:
+                viewed_bytes[id(record)] += tensor.nbytes
+        for record in self.records[first_record:]:
+            record.size = min(record.size, viewed_bytes[id(record)])
 
     def _record_of(self, tensor: torch.Tensor) -> StorageRecord | None:
         """Returns the record of a tensor's storage if it is tracked and alive."""

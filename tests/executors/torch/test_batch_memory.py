@@ -182,3 +182,16 @@ def test_copies_of_backward_ops_add_up_sparse_gradients():
     bytes_of = {name: (persistent, temporary) for name, persistent, temporary in columns}
     assert [bytes_of[f"a/backward/mb{k}"] for k in range(3)] == [(30, 5), (30, 5 + 30 + 30), (30, 5 + 30 + 2 * 30)]
     assert bytes_of["a/update"] == (0, 3 * 7)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_bug_a_batch_that_is_a_part_of_a_data_set_counted_with_all_of_it(micro_batches):
+    """A device gets a copy of the part. The measured peak was that of the data set: 16 times the batch here."""
+    data, batch_bytes = torch.ones(16 * ROWS, WIDTH), ROWS * WIDTH * 4
+    step = TorchStep("part", two_layers, data[:ROWS], functional.mse_loss, data[ROWS : 2 * ROWS], optimizer=SGD)
+    graph = bl.torch.profile(step.micro_batches(micro_batches)[0], warmup=0, runs=1)
+    placement = bl.Placement(device=[0] * graph.n)
+    options = {"micro_batches": micro_batches, "schedule": "gpipe"}
+    run = bl.torch.execute(step, placement, 1, warmup=1, cluster=TWO, graph=graph, pipeline=False, **options)
+    simulated = bl.simulate(graph, TWO, placement, **options).peak_bytes[0]
+    assert abs(simulated - run.timeline.peak_bytes[0]) < batch_bytes
