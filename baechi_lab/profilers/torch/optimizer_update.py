@@ -185,8 +185,10 @@ def split_into_phases(n: int, records: Iterable[StorageRecord]) -> tuple[Ints, I
         if peak[i] == 0:
             continue
         level = levels_at_peaks[i][np.searchsorted(moments, moment[following])]
-        if level[0] + peak[following[0]] > (1 + _NEGLIGIBLE_SHARE) * max(peak[i], peak[following[0]]):
-            between[i], until[i] = level[0], following[int(np.flatnonzero(level >= level[0])[-1])]
+        holds = level >= level[0]  # the next calls may be small, and a later one large
+        following_peaks = peak[list(following)]
+        if any(holds & (level[0] + following_peaks > (1 + _NEGLIGIBLE_SHARE) * np.maximum(peak[i], following_peaks))):
+            between[i], until[i] = level[0], following[int(np.flatnonzero(holds)[-1])]
     return np.maximum(peak - between, 0), between, until, tuple(order)
 
 

@@ -110,6 +110,13 @@ def test_what_is_taken_of_all_parameters_before_they_are_updated():
     assert temporary.tolist() == [5, 40, 5] and retained.tolist() == [10, 0, 10]
 
 
+def test_bug_what_a_layer_holds_counts_if_a_small_one_follows():
+    """Roots of all weights exist together; 1000 bytes before a norm's 2 were taken to go before the next layer."""
+    rows = [StorageRecord(call, size, -1, call, 10) for call, size in enumerate((1000, 2, 1000))]
+    temporary, retained, until, order = split_into_phases(3, rows)
+    assert (temporary.tolist(), retained[0], until[0], order) == ([0, 2, 1000], 1000, 2, (0, 1, 2))
+
+
 def test_an_update_without_temporaries_holds_nothing():
     temporary, retained, _, order = split_into_phases(2, [])
     assert temporary.tolist() == retained.tolist() == [0, 0] and order == (0, 1)
