@@ -371,10 +371,11 @@ dist.destroy_process_group()
 """
 
 FORKED = """
-import os, sys, runpy
+import gc, os, sys, runpy
+gc.disable()
 from pathlib import Path
 import torch, train, transformers
-transformers.LlamaForCausalLM
+transformers.Qwen3ForCausalLM, transformers.GPT2LMHeadModel
 
 for folder, size in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
     os.chdir(folder)

@@ -353,8 +353,8 @@ def test_bug_outputs_that_meet_inputs_are_on_the_main_device(mask_code):
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
 SEQUENCES = {
     "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 64,
@@ -391,7 +391,7 @@ STRANGERS = {
         "d_model": 32,
         "d_ff": 64,
         "d_kv": 8,
-        "num_layers": 2,
+        "num_layers": 1,
         "num_heads": 4,
         "vocab_size": 99,
         "decoder_start_token_id": 0,

@@ -314,6 +314,7 @@ def test_a_message_after_long_kernels_takes_more(monkeypatch):
 
     monkeypatch.setattr(calibration, "cost_of", cost)
     monkeypatch.setattr(calibration, "Worker", nullcontext)
+    monkeypatch.setattr(calibration, "RUNGS", 4)
     costs = calibrate(SimpleNamespace(n=2))
     assert np.array(costs.cooled) == pytest.approx(np.array([(0, 0), (10, 20), (50, 90), (300, 90)]))
     assert [costs.cold_us(us) for us in (0.0, 30.0, 1e6)] == pytest.approx([0.0, 27.5, 45.0])

@@ -72,7 +72,7 @@ def test_temporaries_count_while_a_group_runs_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n", "share"), [(30, 0.5), (60, 0.75)])
+@pytest.mark.parametrize(("n", "share"), [(30, 0.5), (45, 0.75)])
 def test_optima_of_many_groups_are_proven(n, share):
     """The form `once` repeats less than the dynamic programs on ops that skip, and no plan of it repeats less."""
     plans = RecomputePlans(skipping(n, 4))

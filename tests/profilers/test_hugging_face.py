@@ -236,7 +236,7 @@ def test_a_part_that_does_not_run_is_named():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bl.torch.profile(model, inputs, hardware="h100")
-        model, inputs = bl.torch.hugging_face(CONFIGS["mixtral"], sequence_length=1)
+        model, inputs = bl.torch.hugging_face(CONFIGS["mixtral"] | {"num_hidden_layers": 1}, sequence_length=1)
         bl.torch.profile(model, inputs, hardware="h100")
     experts = torch.nn.ModuleDict({"experts": torch.nn.Linear(9, 9), "router": torch.nn.Linear(9, 1)})
     experts.forward = lambda x: experts["router"](x)
