@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...checks import check_whole
+from ...checks import check_whole, is_list
 from ...errors import ExecutionError, InvalidInput, in_short
 from ...graph import Cluster, Device
 from ...graph.formats.reading import absolute
@@ -259,12 +259,18 @@ def device_options(
     kind = kind.lower() if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in ("auto", "cpu", "gpu"):
         raise InvalidInput(f"kind is {in_short(kind)}; it must be 'auto', 'cpu' or 'gpu'")
+    addresses = list(workers) if is_list(workers) and not isinstance(workers, str) else [None]
+    if not all(isinstance(address, str) for address in addresses):
+        raise InvalidInput(
+            f"workers is {in_short(workers)}; it must be a list of addresses, for example ['10.0.0.2:7077'] (a bl.LocalCluster "
+            "is given as cluster=)"
+        )
     limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
     if limit is not None and limit <= 0:
         raise InvalidInput(f"memory_limit is {memory_limit!r}; it must be above 0")
     if secret is not None:
         secret = absolute(secret, "secret")
-        if not workers:
+        if not addresses:
             raise InvalidInput("secret is given without workers; it is what the workers of other machines ask for")
         check_secret(secret)
     return {
@@ -272,7 +278,7 @@ def device_options(
         "memory_limit": limit,
         "kind": kind,
         "threads": threads,
-        "workers": list(workers),
+        "workers": addresses,
         "secret": secret,
     }
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement, Run, Step, Timeline
+from ...profilers.tensorflow.nodes import split
 from ...workers.client import Worker, WorkerEnded
 from ...workers.messages import Message
 from ...workers.transport import step_arrays, step_header
@@ -282,7 +283,15 @@ def _timeline(
         for spec, value in zip(step.variables, step.initial_values, strict=True)
         if spec.name in at
     ]
+    input_ops = [at[name] for spec in step.inputs if (name := split(spec.name)[0]) in at]
+    on_cpus = [op for op in input_ops if ":CPU:" in messages.devices[int(placement.device[op])].upper()]
     has_copies = any("/job:worker" in d for d in messages.devices)
     return to_timeline(
-        messages.trace.first(last + 1), graph, names[: last + 1], memory[: last + 1], variable_bytes, has_copies
+        messages.trace.first(last + 1),
+        graph,
+        names[: last + 1],
+        memory[: last + 1],
+        variable_bytes,
+        has_copies,
+        on_cpus,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, MemoryLog, OpGraph, Timeline, Transfers
 from ...memory_saving.offload import STORED
+from ...profilers.tensorflow.nodes import VIEWS
 from .allocations import COPIES, OUTPUTS, PERSISTENT, TEMPORARY, replaced_variable_values
 from .offloaded_state import returned_state_tensors, state_ops
 from .sends import CONTROL, STATE_VALUE
@@ -30,9 +31,13 @@ def to_timeline(
     memory_bytes: Sequence[int],
     persistent: Sequence[tuple[int, int, int]],
     has_copies: bool,
+    inputs: Sequence[int] = (),
 ) -> Timeline:
-    """Returns the measured Timeline. `persistent`: (device, op, bytes) of every variable. `has_copies`: received tensors are
-    copies as between processes, and not the sender's memory."""
+    """Returns the measured Timeline.
+
+    `persistent`: (device, op, bytes) of every variable. `inputs`: ops of the step's inputs on CPU devices, which TensorFlow
+    feeds without a record. `has_copies`: received tensors are copies as between processes, and not the sender's memory.
+    """
     moves = trace.transfers
     step_start_us = float(min(trace.start_us.min(initial=np.inf), moves[:, 5].min(initial=np.inf)))
     step_start_us = step_start_us if np.isfinite(step_start_us) else 0.0
@@ -52,8 +57,8 @@ def to_timeline(
     freed_rows = replaced_variable_values(recorded_rows, _assignments(trace, graph))
     op_rows = np.concatenate([recorded_rows, np.array(freed_rows, dtype=np.float64).reshape(-1, 5)])
     op_rows[:, 1] = np.maximum(op_rows[:, 1] - step_start_us, 0.0)
-    other_rows = np.array([*variable_rows, *copies, *in_bodies], dtype=np.float64).reshape(-1, 5)
-    rows = np.concatenate([other_rows, op_rows])
+    unrecorded_rows = [*variable_rows, *_bytes_of_inputs(trace, step_start_us, graph, inputs), *copies, *in_bodies]
+    rows = np.concatenate([np.array(unrecorded_rows, dtype=np.float64).reshape(-1, 5), op_rows])
     # The runtime's clock has microseconds. Within one microsecond, allocations count before releases.
     rows = rows[np.lexsort((-rows[:, 3], rows[:, 1]))]
     log = MemoryLog(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3].astype(np.int64), rows[:, 4])  # type: ignore[arg-type]
@@ -143,23 +148,63 @@ def _bytes_of_bodies(trace: Trace, step_start_us: float, graph: OpGraph) -> list
 
     Outputs, lists among them, are live until their last reader on the device has ended; one iteration's bytes while the op runs.
     """
-    interval = dict(zip(trace.op.tolist(), zip(trace.device, trace.start_us, trace.end_us, strict=True), strict=True))
+    intervals = _intervals(trace)
     rows: list[tuple[float, ...]] = []
-    for op, (device, start, end) in interval.items():
+    for op, (device, start, end) in intervals.items():
         if not graph.op_types[op].startswith((*_BODIES, *_LISTS)):
             continue
-        intervals = [(end, TEMPORARY, int(graph.temp_bytes[op]))] if graph.op_types[op].startswith(_BODIES) else []
-        for tensor in graph.outputs(op):
-            reader_ops = graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]].tolist()
-            readers = [interval[r] for r in reader_ops if r in interval]
-            last = max((e for d, _, e in readers if d == device), default=end)
-            intervals.append((max(last, end), OUTPUTS, int(graph.tensor_bytes[tensor])))
-        for until, category, size in intervals:
+        rows += _output_rows(graph, op, intervals, step_start_us)
+        if graph.op_types[op].startswith(_BODIES) and graph.temp_bytes[op]:
+            size = int(graph.temp_bytes[op])
             rows += [
-                (device, start - step_start_us, category, size, op),
-                (device, until - step_start_us, category, -size, op),
+                (device, start - step_start_us, TEMPORARY, size, op),
+                (device, end - step_start_us, TEMPORARY, -size, op),
             ]
-    return [row for row in rows if row[3]]
+    return rows
+
+
+def _bytes_of_inputs(
+    trace: Trace, step_start_us: float, graph: OpGraph, inputs: Sequence[int]
+) -> list[tuple[float, ...]]:
+    """Returns memory rows of the step's inputs. An input is live from the start of its op until its last reader has ended."""
+    intervals = _intervals(trace)
+    return [row for op in inputs if op in intervals for row in _output_rows(graph, op, intervals, step_start_us)]
+
+
+def _intervals(trace: Trace) -> dict[int, tuple[int, float, float]]:
+    """Returns op -> (device, start, end)."""
+    columns = (trace.op.tolist(), trace.device.tolist(), trace.start_us.tolist(), trace.end_us.tolist())
+    return {op: (device, start, end) for op, device, start, end in zip(*columns, strict=True)}
+
+
+def _output_rows(
+    graph: OpGraph, op: int, intervals: Mapping[int, tuple[int, float, float]], step_start_us: float
+) -> list[tuple[float, ...]]:
+    """Returns memory rows of the outputs of an op, from its start until their last readers on the device have ended."""
+    device, start, end = intervals[op]
+    rows: list[tuple[float, ...]] = []
+    for tensor in graph.outputs(op):
+        size = int(graph.tensor_bytes[tensor])
+        last = max([end, *(intervals[reader][2] for reader in _readers(graph, tensor, device, intervals))])
+        if size:
+            rows += [
+                (device, start - step_start_us, OUTPUTS, size, op),
+                (device, last - step_start_us, OUTPUTS, -size, op),
+            ]
+    return rows
+
+
+def _readers(
+    graph: OpGraph, tensor: int, device: int, intervals: Mapping[int, tuple[int, float, float]]
+) -> Iterator[int]:
+    """Yields the ops on the device that read the tensor, or a view of it."""
+    waiting = [tensor]
+    while waiting:
+        tensor = waiting.pop()
+        for reader in graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]].tolist():
+            if reader in intervals and intervals[reader][0] == device:
+                yield reader
+                waiting += graph.outputs(reader) if graph.op_types[reader] in VIEWS else ()
 
 
 def _write_back_starts(trace: Trace, graph: OpGraph) -> dict[int, float]:
