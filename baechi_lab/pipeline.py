@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .errors import InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Run, Step, Timeline
+from .graph.placement import with_keys_of
 from .memo import Memo
 from .params import Params
 
@@ -140,7 +141,7 @@ class Pipeline:
             placement: Placement | None = run_stage("place", groups, devices)
             if placement is None or placement.graph_key is not None or placement.n != groups.n:
                 return placement
-            return placement.replace(graph_key=groups.key, group_of=groups.group_of, source_key=groups.source_key)
+            return with_keys_of(groups, placement)
 
         graph: Any = subject if step is None else run_stage("profile", step)
         coarse = run_stage("optimize", graph, cluster, otherwise=graph)

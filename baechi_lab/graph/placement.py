@@ -257,6 +257,11 @@ class Placement(Picklable):
         return f"<Placement by {self.placer}: {self.n} ops, per device {used}, {self.seconds:.3g} s>"
 
 
+def with_keys_of(graph: OpGraph, placement: Placement) -> Placement:
+    """Returns the placement as one of `graph`: with its key and, if it is coarse, the groups and key of the original graph."""
+    return placement.replace(graph_key=graph.key, group_of=graph.group_of, source_key=graph.source_key)
+
+
 def _same_order(a: NDArray[np.float64] | None, b: NDArray[np.float64] | None) -> bool:
     """Whether two optional orders are equal."""
     return a is b or (a is not None and b is not None and np.array_equal(a, b))

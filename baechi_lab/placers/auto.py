@@ -36,6 +36,7 @@ from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from ..graph.costs import durations
 from ..graph.kernels.compiling import working_seconds
 from ..graph.kernels.jit import HAS_NUMBA
+from ..graph.placement import with_keys_of
 from ..simulator import simulate_step
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
@@ -306,8 +307,7 @@ def _try_every_schedule(attempts: Attempts, graph: OpGraph, cluster: Cluster) ->
     best = best_schedule(graph, cluster, known_bound_us, SIMULATIONS[0 if graph.n <= SMALL else 1])
     us, is_feasible = known_bound_us, True
     if best.placement is not None:
-        keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
-        ordered_placement = best.placement.replace(**keys)
+        ordered_placement = with_keys_of(graph, best.placement)
         us, peak, is_feasible = simulate_ops(graph.original or graph, cluster, ordered_placement)
         form_name, seconds = "raw" if graph.group_of is None else "given", working_seconds() - began
         attempt = Attempt(EVERY_SCHEDULE, form_name, "planned", us, int(peak.max(initial=0)), is_feasible, seconds)
@@ -449,8 +449,7 @@ def propose(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Ob
             steps = max_moves(graph.n * goal.micro_batches)
             anneals_loads = goal.name == "throughput" and not goal.replicas  # by loads, which takes microseconds
             parameters |= {"time_limit": None, "evaluations": SEARCH_MOVES if anneals_loads else steps, "workers": 1}
-    placement = make_placer(name, **parameters).assign(form, cluster)
-    placement = placement.replace(graph_key=form.key, group_of=form.group_of, source_key=form.source_key)
+    placement = with_keys_of(form, make_placer(name, **parameters).assign(form, cluster))
     return placement if form is graph else placement.on(graph)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..errors import InfeasiblePlacement, MissingPackage
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.compiling import working_seconds
+from ..graph.placement import with_keys_of
 from ..simulator import makespan_and_peak, simulate, simulate_step
 from ..simulator.pipelined_graph import without_name_waits
 from .base import Placer
@@ -76,13 +77,8 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
         placement = placement.replace(info=_drop_proofs(placement.info))
     if original.group_of is not None:
         placement = placement.replace(info=proof_of_groups(placement.info))
-    return placement.replace(
-        placer=placer.name,
-        params=placer.get_params(),
-        seconds=working_seconds() - start_seconds,
-        graph_key=original.key,
-        group_of=original.group_of,
-        source_key=original.source_key,
+    return with_keys_of(original, placement).replace(
+        placer=placer.name, params=placer.get_params(), seconds=working_seconds() - start_seconds
     )
 
 
@@ -125,7 +121,6 @@ def _fit_in_simulation(
         given_graph: what the caller placed. The ops of its groups are simulated if its original graph is known.
     """
     objective, ops = getattr(placer, "objective", "latency"), given_graph.original
-    keys = {"graph_key": given_graph.key, "group_of": given_graph.group_of, "source_key": given_graph.source_key}
 
     def peak(of: OpGraph, on: Cluster, candidate: Placement) -> NDArray[np.int64]:
         if objective == "step":
@@ -135,7 +130,7 @@ def _fit_in_simulation(
         return simulate_step(of, on, candidate.replace(replicas=())).peak_bytes
 
     def peak_as_simulated(on: Cluster, candidate: Placement) -> NDArray[np.int64]:
-        return peak(graph, on, candidate) if ops is None else peak(ops, on, candidate.replace(**keys))
+        return peak(graph, on, candidate) if ops is None else peak(ops, on, with_keys_of(given_graph, candidate))
 
     def peak_as_counted(on: Cluster, candidate: Placement) -> NDArray[np.int64]:
         if objective == "step":

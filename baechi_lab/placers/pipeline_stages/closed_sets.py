@@ -79,7 +79,7 @@ def cut_sets(
     work, communication, barred_units = (np.ascontiguousarray(bits @ column) for column in step)
     persistent_bytes, gradient = (bits.astype(np.int64) @ column for column in (units.persistent_bytes, units.gradient))
     readers = np.zeros((len(units.producer), sets.shape[1]), dtype=np.uint64)
-    tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
+    tensor = units.reader_tensor
     one = np.uint64(1) << (units.reader % 64).astype(np.uint64)
     np.bitwise_or.at(readers, (tensor, units.reader // 64), one)
     # CSR set -> tensors with a producer or reader inside and one outside.

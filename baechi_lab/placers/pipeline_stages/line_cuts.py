@@ -76,7 +76,7 @@ def cheapest_places(units: PipelineUnits, work: NDArray[np.float64], count: int)
     """
     if units.n <= count:
         return np.arange(units.n + 1)
-    tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
+    tensor = units.reader_tensor
     crossing_bytes = sums_across_places(units.producer, tensor, units.reader, units.size, units.n)
     share = np.arange(units.n + 1) / units.n + work / max(work[-1], 1e-300)
     inner = np.arange(1, units.n)
@@ -117,7 +117,7 @@ def _interval_changes(
     """
     blocks = len(places) - 1
     block = np.searchsorted(places, np.arange(units.n), side="right") - 1
-    tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
+    tensor = units.reader_tensor
     key = distinct(tensor.astype(np.int64) * max(blocks, 1) + block[units.reader])
     tensor, reader = key // max(blocks, 1), key % max(blocks, 1)
     away = reader != block[units.producer[tensor]]  # what is read in the same block is never sent

@@ -97,7 +97,7 @@ def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum
         inner = np.searchsorted(line, np.linspace(0, line[-1], MAX_PLACES + 1)[1:-1])
         places = np.unique(np.concatenate([[0], inner, [units.n]])).astype(np.int64)
     # Number and bytes of the tensors that cross each place.
-    tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
+    tensor = units.reader_tensor
     weights = np.ones(len(units.producer)), units.size.astype(np.float64)
     count, size = (sums_across_places(units.producer, tensor, units.reader, w, units.n)[places] for w in weights)
     gradient = prefix_sums(units.gradient)[places].astype(np.float64)

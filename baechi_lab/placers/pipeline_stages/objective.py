@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ...checks import check_whole
 from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement
+from ...graph.placement import with_keys_of
 from ...internal_warnings import collected_warnings
 from ...simulator import simulate, throughput
 from ...simulator.pipelined_graph import pipeline_options
@@ -99,9 +100,8 @@ class Objective(NamedTuple):
         """
         if graph.original is None or not groups.feasible:
             return groups
-        keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
         try:
-            return self.measure(graph.original, cluster, placement.replace(**keys))
+            return self.measure(graph.original, cluster, with_keys_of(graph, placement))
         except InvalidInput:  # the ops form no pipeline for the schedule
             return groups._replace(feasible=False)
 

@@ -61,6 +61,11 @@ class PipelineUnits(NamedTuple):
     def n(self) -> int:
         return len(self.persistent_bytes)
 
+    @property
+    def reader_tensor(self) -> NDArray[np.int64]:
+        """int64[readers]: the tensor that each entry of `reader` reads."""
+        return np.repeat(np.arange(len(self.producer)), np.diff(self.reader_ptr))
+
 
 def make_pipeline_units(
     graph: OpGraph, cluster: Cluster, line: NDArray[np.float64] | None = None, micro_batches: int = 1

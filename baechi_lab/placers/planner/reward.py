@@ -26,6 +26,7 @@ from ...graph import Cluster, OpGraph, Placement, Step
 from ...graph.formats.wire import decode_graph, encode_graph
 from ...graph.kernels.csr import Integers
 from ...graph.kernels.jit import njit
+from ...graph.placement import with_keys_of
 from ..evaluation.assignment import Assignment, Limits, positions
 from ..evaluation.evaluate import evaluate, overflow
 from ..evaluation.model import Model, make_model, memory_matters
@@ -123,14 +124,7 @@ class MeasuredReward:
         return np.array([self._one(row) for row in devices], dtype=np.float64)
 
     def _one(self, device: Integers) -> float:
-        graph = self.graph
-        placement = Placement(
-            device=device,
-            placer="hierarchical",
-            graph_key=graph.key,
-            group_of=graph.group_of,
-            source_key=graph.source_key,
-        )
+        placement = with_keys_of(self.graph, Placement(device=device, placer="hierarchical"))
         try:
             seconds = self.run(placement)
         except (InfeasiblePlacement, ExecutionError):

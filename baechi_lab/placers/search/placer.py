@@ -37,6 +37,7 @@ from ...checks import check_callback, check_number, check_text, check_whole, is_
 from ...errors import InfeasiblePlacement, InvalidInput, in_short
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
+from ...graph.placement import with_keys_of
 from ...graph.units import format_us
 from ...simulator import simulate
 from ..base import Placer
@@ -160,9 +161,8 @@ class Search(Placer):
         if start_placement is None or self.objective == "p90" or graph.original is None:
             return best
         # One of two placements of groups whose ops take less time: the search compared groups that run as one op.
-        keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
-        start_info = {**best.info, "returned": "the start"}
-        candidates = [best.replace(**keys), start_placement.replace(**keys, info=start_info)]
+        start_placement = start_placement.replace(info={**best.info, "returned": "the start"})
+        candidates = [with_keys_of(graph, placement) for placement in (best, start_placement)]
         steps = [simulate(graph.original, cluster, placement) for placement in candidates]  # type: ignore[arg-type]
         return candidates[1] if steps[1].feasible and steps[1].makespan_us < steps[0].makespan_us else candidates[0]
 
@@ -255,15 +255,8 @@ def _of_groups(start: Placement, graph: OpGraph) -> Placement:
         order = np.full(graph.n, np.inf)
         np.minimum.at(order, graph.group_of, start.rank)
     device = work_us.argmax(axis=1).astype(np.int32)
-    return Placement(
-        device=device,
-        order=order,
-        placer=start.placer,
-        graph_key=graph.key,
-        group_of=graph.group_of,
-        source_key=graph.source_key,
-        member_order=start.rank,
-    )
+    group_placement = Placement(device=device, order=order, placer=start.placer)
+    return with_keys_of(graph, group_placement).replace(member_order=start.rank)
 
 
 def _objective_us(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:
