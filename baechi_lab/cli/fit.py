@@ -99,10 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
             output.print_descriptions(remarks)
         if answer.proof is not None and answer.best is not None:
             print("", answer.proof, sep="\n")
-        commands = [
-            f"{option.kind}, {option.choice_in_words}: {option.command}" for option in answer.cheapest if option.command
-        ]
-        print(*([""] if commands else []), *commands, "", sep="\n")
+        print(*([""] if answer.commands else []), *answer.commands, "", sep="\n")
         print(*setup, sep="\n")
     if answer.best is not None:
         return 0

@@ -308,6 +308,13 @@ class Fit:
             "(time_limit= searches on from it, placement= counts one that is there already)."
         )
 
+    @property
+    def commands(self) -> list[str]:
+        """Lines that say how to take each of the cheapest options."""
+        return [
+            f"{option.kind}, {option.choice_in_words}: {option.command}" for option in self.cheapest if option.command
+        ]
+
     def _sentences(self) -> list[str]:
         return [self.answer, "" if self.doubt in self.answer else self.doubt, self.caveat]
 
@@ -316,10 +323,8 @@ class Fit:
         widths = [min(max(len(r[k]) for r in rows), 60) for k in range(len(HEAD))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
         proof = ["", str(self.proof)] if self.proof is not None and self.best is not None else []
-        commands = [
-            f"{option.kind}, {option.choice_in_words}: {option.command}" for option in self.cheapest if option.command
-        ]
-        return "\n".join([*filter(None, self._sentences()), "", *lines, *proof, *([""] if commands else []), *commands])
+        commands = ["", *self.commands] if self.commands else []
+        return "\n".join([*filter(None, self._sentences()), "", *lines, *proof, *commands])
 
     def __repr__(self) -> str:
         return f"<Fit: {self.answer}>"

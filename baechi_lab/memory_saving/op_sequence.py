@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from ..graph import CONTROL_BYTES
-from ..graph.kernels.csr import Bools, Ints, interval_sum
+from ..graph.kernels.csr import Bools, Ints, gather, interval_sum
 from .training_graph import TrainingGraph
 
 NEVER = np.iinfo(np.int64).max
@@ -51,11 +51,8 @@ class OpSequence:
     def reads(self) -> tuple[Ints, Ints, Ints]:
         """Returns per read: the tensor, the position of the run that made it, the position of the run that reads it."""
         graph, total = self.graph, len(self.ops)
-        pointer, tensors = graph.inputs
-        count = np.diff(pointer)[self.ops]
-        reader = np.repeat(np.arange(total), count)
-        step = np.arange(len(reader)) - np.repeat(np.cumsum(count) - count, count)
-        tensor = tensors[pointer[self.ops[reader]] + step].astype(np.int64)
+        pointer, tensors = gather(*graph.inputs, self.ops)
+        tensor, reader = tensors.astype(np.int64), np.repeat(np.arange(total), np.diff(pointer))
         producer = graph.tensor_producer[tensor].astype(np.int64)
         run_keys = np.sort(self.ops * total + np.arange(total))
         latest = run_keys[np.searchsorted(run_keys, producer * total + reader) - 1] % total if len(reader) else reader

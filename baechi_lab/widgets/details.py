@@ -93,12 +93,8 @@ def op_details(outcome: Outcome, op: int) -> OpDetails:
 
     pointer, tensors = graph.inputs
     read = tensors[pointer[op] : pointer[op + 1]].tolist()
-    output_tensors = range(int(graph.output_ptr[op]), int(graph.output_ptr[op + 1]))
-    readers = [
-        (int(reader), tensor)
-        for tensor in output_tensors
-        for reader in graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]].tolist()
-    ]
+    output_tensors = graph.outputs(op)
+    readers = [(reader, tensor) for tensor in output_tensors for reader in graph.tensor_consumers(tensor).tolist()]
     start_cause = cause(graph, timeline, op)
     original = int(outcome.originals([op])[0])
     cost_row, allowed_row = durations(graph, cluster)[op], allowed_devices(graph, cluster)[op]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph, Timeline
+from ..graph.kernels.csr import gather
 from .columns import Columns, pack
 from .schedule import computing
 
@@ -123,11 +124,9 @@ def last_inputs(graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], devic
     last_end_us = np.full(graph.n, -1.0)
     inside = number_of[timeline.op] >= 0
     np.maximum.at(last_end_us, number_of[timeline.op[inside]], timeline.end_us[inside])
-    pointer, tensors = graph.inputs
-    count = np.where(op >= 0, pointer[op + 1] - pointer[op], 0)
-    gap = np.repeat(np.arange(len(op)), count)
-    at = np.arange(len(gap)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(pointer[op], count)
-    tensor = tensors[at]
+    known_gaps = np.flatnonzero(op >= 0)
+    pointer, tensor = gather(*graph.inputs, op[known_gaps])
+    gap = np.repeat(known_gaps, np.diff(pointer))
     producer = graph.tensor_producer[tensor].astype(np.int64)
     transfers = timeline.transfers
     same = np.array_equal(timeline.tensor_producer, graph.tensor_producer) and timeline.op_names == graph.names

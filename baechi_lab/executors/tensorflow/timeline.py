@@ -201,7 +201,7 @@ def _readers(
     waiting = [tensor]
     while waiting:
         tensor = waiting.pop()
-        for reader in graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]].tolist():
+        for reader in graph.tensor_consumers(tensor).tolist():
             if reader in intervals and intervals[reader][0] == device:
                 yield reader
                 waiting += graph.outputs(reader) if graph.op_types[reader] in VIEWS else ()
