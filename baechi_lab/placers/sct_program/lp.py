@@ -24,6 +24,7 @@ from ...errors import CycleError
 from ...graph import Cluster, OpGraph
 from ...graph.costs import allowed_durations
 from ...graph.kernels.csr import Integers, offsets, topological_order
+from ...simulator.bounds.problem import transfers_between_ops
 from ..problem import transfer_us
 
 SUBSTITUTED_IN_A_ROW = 2
@@ -67,16 +68,10 @@ class LinearProgram:
 def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
     """Returns the data of the LP: compute time on the fastest allowed device, transfer time over the mean link.
 
-    Several tensors between two ops are sent one after the other, unless the cluster's transfers are `parallel`. Edges inside a
-    colocation group cost nothing, since the group shares a device.
+    Edges inside a colocation group cost nothing, since the group shares a device.
     """
     compute = allowed_durations(graph, cluster).min(axis=1, initial=np.inf)
-    cost = transfer_us(graph, cluster)[graph.edge_tensor]
-    n = max(graph.n, 1)
-    pair, pair_of_edge = np.unique(graph.edge_source.astype(np.int64) * n + graph.consumers, return_inverse=True)
-    transfer = np.zeros(len(pair))
-    (np.maximum if cluster.comm == "parallel" else np.add).at(transfer, pair_of_edge.reshape(-1), cost)
-    source, target = (pair // n).astype(np.int32), (pair % n).astype(np.int32)
+    source, target, transfer = transfers_between_ops(graph, cluster, transfer_us(graph, cluster))
     together = (graph.colocation[source] >= 0) & (graph.colocation[source] == graph.colocation[target])
     return SctProblem(source, target, np.where(together, 0.0, transfer), compute)
 

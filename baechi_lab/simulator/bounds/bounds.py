@@ -27,7 +27,7 @@ from .energy import energy_heads, window_bound
 from .merge import forced_merges
 from .pipeline import period_bounds, step_bounds
 from .probe import probe_heads
-from .problem import REACH_OPS, MergeProblem, cheapest_transfer_us, merge_problem
+from .problem import REACH_OPS, MergeProblem, cheapest_transfer_us, merge_problem, work_bound
 from .stagger import staggered_work_us
 from .sweep import paid_heads
 
@@ -127,7 +127,7 @@ def bounds(
     fastest = table.min(axis=1)
     head, tail = heads_and_tails(graph, fastest)
     computing = computing_us(graph, table)
-    work = _work(computing, cluster.speed)
+    work = work_bound(computing, cluster.speed)
     lower_bounds = Bounds(
         {
             "critical-path": float((head + fastest + tail).max()),
@@ -138,7 +138,7 @@ def bounds(
         }
     )
     if graph.on_communication_lane.any():  # the other bounds take a device for one machine
-        lower_bounds["communication"] = _work(
+        lower_bounds["communication"] = work_bound(
             np.where(graph.on_communication_lane[:, None], table, 0.0), np.ones(cluster.n)
         )
         return lower_bounds
@@ -162,16 +162,6 @@ def bounds(
     return lower_bounds
 
 
-def _work(table: Floats, speed: Floats) -> float:
-    """Returns the work bound. For weights w >= 0 that sum to 1: makespan >= sum_d w_d load_d >= sum_i min_d w_d p_id.
-
-    Weights by speed give total work over total speed on devices of one kind; equal weights may win where kinds differ.
-    """
-    devices = len(speed)
-    weights = (speed / speed.sum(), np.full(devices, 1.0 / devices))
-    return max(float(np.min(table * w, axis=1).sum()) for w in weights)
-
-
 def _restricted_work(cluster: Cluster, table: Floats) -> list[float]:
     """Returns the work bound of the ops that may run only on some devices, for each such set of devices."""
     mask = np.isfinite(table)
@@ -181,7 +171,7 @@ def _restricted_work(cluster: Cluster, table: Floats) -> list[float]:
     for subset in np.unique(mask, axis=0):
         bound_ops = ~np.any(mask & ~subset, axis=1)  # may run on these devices alone
         if not subset.all() and bound_ops.any():
-            bounds_per_subset.append(_work(table[np.ix_(bound_ops, subset)], cluster.speed[subset]))
+            bounds_per_subset.append(work_bound(table[np.ix_(bound_ops, subset)], cluster.speed[subset]))
     return bounds_per_subset
 
 

@@ -15,6 +15,7 @@ from ...graph.costs import allowed_durations, placed_durations
 from ...graph.kernels.csr import Floats, Ints, grouped_sum
 from ...passes.unroll import unroll
 from ..paths import computing_us, heads_and_tails
+from .problem import work_bound
 
 
 def step_bounds(
@@ -42,9 +43,8 @@ def step_bounds(
         return {"all-work": 0.0}
     table = allowed_durations(step_graph, cluster)
     head, tail = heads_and_tails(step_graph, table.min(axis=1))
-    table, speed = computing_us(step_graph, table), cluster.speed
-    weights = (speed / speed.sum(), np.full(len(speed), 1.0 / len(speed)))
-    lower_bounds = {"all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights)}
+    table = computing_us(step_graph, table)
+    lower_bounds = {"all-work": work_bound(table, cluster.speed)}
     if placement is None or not placement.replicas:
         unit = _same_device_unit(step_graph)
         count = int(unit.max()) + 1
@@ -69,10 +69,9 @@ def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
     if graph.n == 0:
         return {"all-work": 0.0}
     table = computing_us(graph, allowed_durations(graph, cluster))
-    weights = (cluster.speed / cluster.speed.sum(), np.full(cluster.n, 1.0 / cluster.n))
     unit = _same_device_unit(graph)
     total = grouped_sum(table, unit, int(unit.max()) + 1).min(axis=1)
-    return {"all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights), "same-device": float(total.max())}
+    return {"all-work": work_bound(table, cluster.speed), "same-device": float(total.max())}
 
 
 def _same_device_unit(graph: OpGraph) -> NDArray[np.int64]:

@@ -66,17 +66,37 @@ def cheapest_transfer_us(graph: OpGraph, cluster: Cluster) -> Floats:
     return np.asarray(cluster.latency_us[pairs].min() + cluster.us_per_byte[pairs].min() * graph.tensor_bytes)
 
 
+def work_bound(table: Floats, speed: Floats) -> float:
+    """Returns the work bound. For weights w >= 0 that sum to 1: makespan >= sum_d w_d load_d >= sum_i min_d w_d p_id.
+
+    Weights by speed give total work over total speed on devices of one kind; equal weights may win where kinds differ.
+    """
+    devices = len(speed)
+    weights = (speed / speed.sum(), np.full(devices, 1.0 / devices))
+    return max(float(np.min(table * w, axis=1).sum()) for w in weights)
+
+
+def transfers_between_ops(
+    graph: OpGraph, cluster: Cluster, tensor_us: Floats
+) -> tuple[NDArray[np.int32], NDArray[np.int32], Floats]:
+    """Returns each pair of ops with a tensor between them, by the first: source, target and microseconds of the transfer.
+
+    Several tensors between two ops are sent one after the other, unless the cluster's transfers are `parallel`.
+    """
+    n = max(graph.n, 1)
+    pair, pair_of_edge = np.unique(graph.edge_source.astype(np.int64) * n + graph.consumers, return_inverse=True)
+    us = np.zeros(len(pair))
+    (np.maximum if cluster.comm == "parallel" else np.add).at(
+        us, pair_of_edge.reshape(-1), tensor_us[graph.edge_tensor]
+    )
+    return (pair // n).astype(np.int32), (pair % n).astype(np.int32), us
+
+
 def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> MergeProblem:
     """Returns the arrays of `graph` on `cluster`. `reach=False` leaves out ancestors, which take longest."""
     n = graph.n
     p = allowed_durations(graph, cluster).min(axis=1)
-    cost = cheapest_transfer_us(graph, cluster)[graph.edge_tensor]
-    pair = graph.edge_source.astype(np.int64) * n + graph.consumers
-    unique, place = np.unique(pair, return_inverse=True)
-    has_queues = cluster.comm != "parallel"
-    transfer_us = np.zeros(len(unique))
-    (np.add if has_queues else np.maximum).at(transfer_us, place.reshape(-1), cost)
-    source, target = (unique // n).astype(np.int32), (unique % n).astype(np.int32)
+    source, target, transfer_us = transfers_between_ops(graph, cluster, cheapest_transfer_us(graph, cluster))
     first = np.full(len(graph.colocation_names) + 1, -1, dtype=np.int64)
     unit = np.arange(n, dtype=np.int32)
     for i in np.flatnonzero(graph.colocation >= 0).tolist():
@@ -85,7 +105,7 @@ def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> Merge
             first[g] = i
         unit[i] = first[g]
     before = np.lexsort((source, target))
-    edge = np.arange(len(unique), dtype=np.int32)
+    edge = np.arange(len(source), dtype=np.int32)
     ancestors = _reach(graph, source, target) if reach else np.zeros((0, 0), dtype=np.uint8)
     return MergeProblem(
         order=graph.order.copy(),
@@ -98,7 +118,7 @@ def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> Merge
         descendants=np.ascontiguousarray(ancestors.T),
         devices=cluster.n,
         memory=float(cluster.memory_bytes.max()),
-        has_queues=has_queues,
+        has_queues=cluster.comm != "parallel",
     )
 
 
