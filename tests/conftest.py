@@ -34,7 +34,9 @@ MARKERS = {
 STARTED_ONCE = ("tests/ui/", "notebooks/")
 """Folders whose files share what starts slowly: JupyterLab with its kernels and Chromium; the kernel of all notebooks."""
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# As the command sets them: a process that workers are forked from serves those with the same variables alone.
+for _variable, _level in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("TORCH_CPP_LOG_LEVEL", "ERROR"), ("KINETO_LOG_LEVEL", "99")):
+    os.environ.setdefault(_variable, _level)
 # Notebooks and programs that tests start import this checkout, not an installed copy: it is what is tested, and its kernels
 # are compiled once (a copy keeps its own: 90 seconds of a processor again).
 LIGHTER = ROOT / "tests" / "helpers" / "without_address_grammar"  # what Jupyter imports takes two seconds less
