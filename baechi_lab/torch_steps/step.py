@@ -218,7 +218,8 @@ class TorchStep:
             return self.loss(outputs, *map_tensors(self.targets, lambda t: t.to(output_device)))
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
             # Memory may be exhausted, and what has no values raises errors of its own.
-            if isinstance(error, RuntimeError) and (type(error) is not RuntimeError or "alloc" in str(error)):
+            is_of_the_loss = type(error) in (RuntimeError, NotImplementedError) and "alloc" not in str(error)
+            if isinstance(error, RuntimeError) and not is_of_the_loss:
                 raise
             raise InvalidInput(
                 f"loss of step {self.name!r} failed on the model's outputs and {len(self.targets)} targets: "

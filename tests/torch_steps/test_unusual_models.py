@@ -253,6 +253,20 @@ def test_sparse_gradients_and_parameters_are_profiled():
     assert graph.persistent_bytes.sum() == 4 * 4 + 2 * 4 * 8  # values, and two indices each
 
 
+class SparseScores(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).relu().to_sparse()
+
+
+def test_bug_sparse_outputs_were_a_foreign_error():
+    """PyTorch has no sparse tensor of ones, and no mean of squares of one."""
+    build, x = functools.partial(SparseScores, 4, 4), torch.ones(2, 4)
+    names = bl.torch.profile(build(), x, warmup=0, runs=1).names
+    assert names[-1].endswith("/backward")
+    with pytest.raises(bl.InvalidInput, match="loss of step 'sparse' failed .* NotImplementedError"):
+        bl.torch.profile(bl.torch.TorchStep("sparse", build, x), warmup=0, runs=1)
+
+
 def test_a_wrapper_subclass_counts_as_the_tensors_within():
     step = bl.torch.TorchStep("8 bits", with_8_bits, (torch.ones(2, 64),))
     model, original = step.model(), step.model()

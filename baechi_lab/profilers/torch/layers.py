@@ -302,7 +302,7 @@ def run_once(
     roots = [t for t in tensors(outputs if own_loss is None else own_loss) if t.requires_grad]
     if not has_loss:
         del outputs
-    torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
+    torch.autograd.backward(roots, [t.detach().clone() if t.is_sparse else torch.ones_like(t) for t in roots])
     if not keep:
         for parameter in model.parameters():
             parameter.grad = None
