@@ -270,7 +270,8 @@ class StreamTransport(TaggedTransport):
             reader = receive_stream  # on one GPU the receiving stream makes the copy
         else:
             reader = send_stream
-        copy = self.copy_on_streams(tensor, target, reader, receive_stream)
+        with in_modes_of(tensor):
+            copy = self.copy_on_streams(tensor, target, reader, receive_stream)
         event = torch.cuda.Event()
         event.record(receive_stream)
         if self.records_streams:
@@ -340,6 +341,22 @@ def tag_of(state: ForwardState, tensor: torch.Tensor) -> Tag | None:
     """Returns the tag that a tensor has in this forward."""
     tag: Tag | None = getattr(tensor, "_baechi_tag", None)
     return tag if tag is not None and tag.forward_state is state else None
+
+
+def in_modes_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+    """Returns the context in which a copy of a tensor has gradients where the tensor has them.
+
+    The code that reads it first may be under `no_grad` or `inference_mode`, and later code reads the same copy.
+
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> with torch.no_grad(), in_modes_of(weight):
+    ...     copy = weight.clone()
+    >>> copy.requires_grad
+    True
+    """
+    if not tensor.requires_grad or tensor.is_inference():
+        return contextlib.nullcontext()
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad()
 
 
 def make_transport(devices: Sequence[str]) -> HostTransport:

@@ -263,7 +263,7 @@ def test_bug_sparse_outputs_were_a_foreign_error():
     build, x = functools.partial(SparseScores, 4, 4), torch.ones(2, 4)
     names = bl.torch.profile(build(), x, warmup=0, runs=1).names
     assert names[-1].endswith("/backward")
-    with pytest.raises(bl.InvalidInput, match="loss of step 'sparse' failed .* NotImplementedError"):
+    with pytest.raises(bl.InvalidInput, match=r"loss of step 'sparse' failed .* NotImplementedError"):
         bl.torch.profile(bl.torch.TorchStep("sparse", build, x), warmup=0, runs=1)
 
 

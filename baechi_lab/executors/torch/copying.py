@@ -18,7 +18,7 @@ from ...torch_runtime.forward_state import ForwardState
 from ...torch_runtime.plan import Send
 from ...torch_runtime.rerun import HostCopier
 from ...torch_runtime.storage import storage_key, version
-from ...torch_runtime.transport import Tag, TaggedTransport, tag_of
+from ...torch_runtime.transport import Tag, TaggedTransport, in_modes_of, tag_of
 from ...torch_runtime.tree import tensors
 
 
@@ -35,7 +35,8 @@ class CopyingTransport(TaggedTransport):
             return tensor
         copied_version, copy, _ = tag.copies.get(device, (-1, tensor, None))
         if copied_version != version(tensor):
-            copy = _CopyToDevice.apply(tensor, self.storages, tag.device, device)  # type: ignore[no-untyped-call]
+            with in_modes_of(tensor):
+                copy = _CopyToDevice.apply(tensor, self.storages, tag.device, device)  # type: ignore[no-untyped-call]
             tag.copies[device] = (version(tensor), copy, None)
         return copy
 

@@ -899,3 +899,30 @@ def test_peaks_with_their_margin_hold_on_devices_that_work_in_turns():
         measured = bl.torch.execute(step, placement, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
         for d in np.flatnonzero(measured > 100_000):
             assert simulated.runtime_peak_bytes[d] >= (1 - TARGET_BELOW) * measured[d], (rule, int(d))
+
+
+class Centered(nn.Module):
+    """Reads what a layer gives without gradients first, then with them."""
+
+    def __init__(self, without_gradients=torch.no_grad):
+        super().__init__()
+        self.layer, self.without_gradients = nn.Linear(256, 256), without_gradients
+
+    def forward(self, x):
+        y = self.layer(x)
+        with self.without_gradients():
+            mean = y.mean(0)
+        return y * torch.sigmoid(y) - mean.clone()
+
+
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_bug_a_copy_that_is_read_without_gradients_first_had_none(without_gradients):
+    """A device receives a tensor once. The step raised a RuntimeError of PyTorch, or its peak lacked the gradients."""
+    step = TorchStep("centered", partial(Centered, without_gradients), torch.ones(512, 256), optimizer=optim.SGD)
+    graph, cluster = bl.torch.profile(step, warmup=0, runs=1), bl.Cluster.uniform(2, kind="cpu", comm="parallel")
+    first_device = [name.startswith(("layer", "targets")) for name in graph.names]
+    placement = bl.Placement(device=[int(not is_first) for is_first in first_device], graph_key=graph.key)
+    run = bl.torch.execute(step, placement, 1, warmup=0, cluster=cluster, graph=graph)
+    simulated = bl.simulate(graph, cluster, placement).peak_bytes
+    assert simulated[1] == pytest.approx(run.timeline.peak_bytes[1], rel=0.01)
+    assert simulated[0] >= run.timeline.peak_bytes[0] > 2 * step.model().layer.weight.nbytes + step.inputs[0].nbytes
