@@ -86,6 +86,12 @@ def test_inner_tensors_and_temporaries_by_hand():
     assert single_device_peak(graph) == single_device_peak(coarse) == 529
 
 
+def test_ops_between_which_nothing_is_sent():
+    """One runs after the other, and each has its own temporaries."""
+    coarse = contract(bl.OpGraph.from_edges([1.0, 2.0, 4.0], temp_bytes=[3, 5, 7]), np.array([0, 0, 1]))
+    assert coarse.duration_us.tolist() == [3.0, 4.0] and coarse.temp_bytes.tolist() == [5, 7]
+
+
 def test_an_input_that_others_read_too_is_not_given_back_early():
     """a's 10 bytes are read by b and by d, so they stay while c runs: 10 + 500 + 20 + 9 = 539."""
     edges = [(0, 1, 10), (0, 3, 10), (1, 2, 500), (2, 3, 20)]
