@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypedDict
@@ -207,7 +208,8 @@ def execute(
 def step_timer(step: Step | TorchStep, cluster: Cluster, steps: int, warmup: int) -> Callable[[Placement], float]:
     """Returns a function that runs placements of `step` and returns seconds: the median of `steps` steps after `warmup` steps.
 
-    The seconds are infinite if a run fails, for example out of memory. A worker process is kept between runs.
+    The seconds are infinite if a run fails, for example out of memory. A worker process is kept between runs, until the function
+    is garbage-collected.
     """
     from ..workers.client import Worker
 
@@ -215,10 +217,17 @@ def step_timer(step: Step | TorchStep, cluster: Cluster, steps: int, warmup: int
 
     def run(placement: Placement) -> float:
         if not workers or not workers[0].alive:
-            workers[:] = [Worker()]  # starting TensorFlow takes seconds
+            _close_all(workers)
+            workers.append(Worker())  # starting TensorFlow takes seconds
         run_record = execute(
             step, placement, steps, warmup=warmup, traced=0, cluster=cluster, progress=False, worker=workers[0]
         )
         return run_record.median_seconds if run_record.status == "ok" else float("inf")
 
+    weakref.finalize(run, _close_all, workers)
     return run
+
+
+def _close_all(workers: list[Worker]) -> None:
+    while workers:
+        workers.pop().close()

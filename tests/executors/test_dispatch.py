@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 
 import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.executors import dispatch
 from baechi_lab.executors.dispatch import TensorFlowOptions, TorchOptions
 from baechi_lab.frameworks import FRAMEWORKS, framework_of, framework_part, options_of
 
@@ -65,3 +67,30 @@ def test_export_refuses_options_of_the_other_framework(tmp_path):
         bl.export(step, bl.Placement(device=[0] * 19), tmp_path / "folder", workers=["a:1"])
     with pytest.raises(TypeError, match="unexpected keyword argument 'worker'"):
         bl.export(step, bl.Placement(device=[0] * 19), tmp_path / "folder", worker="a:1")
+
+
+def test_bug_workers_that_time_placements_were_never_closed(monkeypatch):
+    workers = []
+
+    class CountedWorker:
+        """In place of a process: alive until it is closed, or until it has run once."""
+
+        def __init__(self):
+            self.alive, self.closed = True, False
+            workers.append(self)
+
+        def close(self):
+            self.alive, self.closed = False, True
+
+    def run_once(*_, worker, **options):
+        worker.alive = False
+        return bl.Run(timeline=None, step_seconds=np.ones(1), outputs=(), status="ok")
+
+    monkeypatch.setattr("baechi_lab.workers.client.Worker", CountedWorker)
+    monkeypatch.setattr(dispatch, "execute", run_once)
+    timer = dispatch.step_timer(None, bl.Cluster.uniform(1), 1, 0)
+    assert timer(bl.Placement(device=[0])) == timer(bl.Placement(device=[0])) == 1.0
+    assert [worker.closed for worker in workers] == [True, False]  # the first one had ended
+    del timer
+    gc.collect()
+    assert [worker.closed for worker in workers] == [True, True]
