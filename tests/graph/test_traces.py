@@ -628,6 +628,14 @@ def test_pairs_of_begin_and_end_and_old_categories_are_rows(tmp_path):
     assert read(tmp_path, [{**row, "cat": names.get(row["cat"], row["cat"])} for row in GPU]).graph == complete.graph
 
 
+def test_bug_steps_that_old_versions_mark_were_read_as_one(tmp_path):
+    """PyTorch before 1.10 writes the marks of steps as ops."""
+    marks = [event("Operator", f"ProfilerStep#{k}", 100 * k, 90) for k in range(2)]
+    recorded = read(tmp_path, [*marks, *(event("Operator", "aten::mm", 100 * k + 10, 20 + k) for k in range(2))])
+    assert recorded.graph.duration_us.tolist() == [21]
+    assert recorded.notes[0] == "the trace holds 2 steps, of which ProfilerStep#1 is read"
+
+
 def flat_node(number: int, name: str, inputs: list, outputs: list, thread: int = 1, schema: str = "") -> dict:
     """As schema 1.0.1 has it, up to PyTorch 2.1: everything is a field of the node."""
     lists = {

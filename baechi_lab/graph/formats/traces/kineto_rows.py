@@ -1,8 +1,8 @@
 """The rows of a Kineto trace: complete events by category, on one clock, and those of one step of the training loop.
 
 PyTorch up to 2.3 counts microseconds since 1970, later versions since `baseTimeNanoseconds`; here the first row of the trace
-is at 0. Versions before 1.10 name categories "Operator", "Runtime", "Kernel", "Memcpy" and "Memset". A pair of a "B" and an "E"
-event is one row. `EventList.export_chrome_trace` (of `torch.autograd.profiler`, or of `events()` of a profiler) writes no
+is at 0. Versions before 1.10 name categories "Operator" (also of marks of steps), "Runtime", "Kernel", "Memcpy" and "Memset".
+A pair of a "B" and an "E" event is one row. `EventList.export_chrome_trace` (of `torch.autograd.profiler`, or of `events()` of a profiler) writes no
 categories: there, all rows of the process "CPU functions" are ops, if nothing ran on another device.
 """
 
@@ -112,6 +112,8 @@ def _category(entry: Mapping[str, object]) -> str:
     if "cat" not in entry and entry.get("pid") == _EVENT_LIST_PROCESS:
         return _ANNOTATION if str(entry.get("name")).startswith("ProfilerStep") else "cpu_op"
     category = str(entry.get("cat"))
+    if category == "Operator" and str(entry.get("name")).startswith("ProfilerStep#"):
+        return _ANNOTATION
     return _OLD_NAMES.get(category, category)
 
 
