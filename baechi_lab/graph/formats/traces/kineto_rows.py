@@ -2,8 +2,8 @@
 
 PyTorch up to 2.3 counts microseconds since 1970, later versions since `baseTimeNanoseconds`; here the first row of the trace
 is at 0. Versions before 1.10 name categories "Operator" (also of marks of steps), "Runtime", "Kernel", "Memcpy" and "Memset".
-A pair of a "B" and an "E" event is one row. `EventList.export_chrome_trace` (of `torch.autograd.profiler`, or of `events()` of a profiler) writes no
-categories: there, all rows of the process "CPU functions" are ops, if nothing ran on another device.
+A pair of a "B" and an "E" event is one row. `EventList.export_chrome_trace` (of `torch.autograd.profiler`, or of `events()` of a
+profiler) writes no categories: there, all rows of the process "CPU functions" are ops, if nothing ran on another device.
 """
 
 from __future__ import annotations
