@@ -47,8 +47,8 @@ at the clock of the data sheet.
 
 All other kernels take the time of their bytes at `bandwidth_share` of the bandwidth, or of their arithmetic at the peak. Kernels
 that read a row of numbers more than once (softmax, norms) read it again from the L2 cache, if the rows of all running blocks
-fit there, else from memory. In between, a part of them is there. The blocks of norms are small: some read from the cache while
-others read from memory.
+fit there, else from memory. In between, a part of them is there. Some blocks read from the cache while others read from memory,
+so that both times overlap: in norms, whose blocks are small, the longer one counts, in softmax `sqrt(memory_us^2 + cache_us^2)`.
 
 Long rows of large operands slow float32 products down by `long_row_ps` per FLOP and doubling, in part from `NEAR_BYTES` on and
 fully from `FAR_BYTES` on. Rows of convolutions, which are positions of images, lie together.
@@ -120,6 +120,10 @@ NORM_THREADS = 128
 """Threads of a block that computes one row of a norm."""
 SOFTMAX_BLOCKS = 2
 """Rows that one multiprocessor works on at a time in the softmax of long rows: blocks of 1024 threads."""
+VECTOR_BYTES = 512 * 16
+"""Bytes that half the threads of such a block load at once, 16 each. Rows of so many bytes, and all from twice as many on, are
+read again from the cache twice as fast as others, which leave a remainder to load one by one: 2048 numbers, and 4096 to 10,240,
+on A100 and T4 (`data/neusight`)."""
 NORM_START_US = 25.0
 """Microseconds that a norm which is run alone takes more than other kernels: the host makes tensors for its statistics too."""
 ALL_CACHED, NONE_CACHED = 0.4, 0.8
@@ -201,8 +205,7 @@ def estimated_us(
     """
     hardware.validate()
     constants = generation_named(hardware.generation) if generation is None else generation
-    memory_us, cache_us = _memory_us(work, hardware, constants)
-    bytes_us = np.where(work.norm, np.maximum(memory_us, cache_us), memory_us + cache_us)
+    bytes_us = _memory_us(work, hardware, constants)
     arithmetic_us = _arithmetic_us(work, hardware, constants)
     # Products of few rows are faster on the units of float32, whose tiles are narrower, than on matrix units.
     may_run_in_fp32 = np.isin(work.precision, MATRIX_UNIT_PRECISIONS) & ~_uses_float32_units(work, hardware)
@@ -484,8 +487,8 @@ def _bandwidth(hardware: Hardware, constants: Generation) -> float:
     return hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share * ecc_share
 
 
-def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[Floats, Floats]:
-    """Returns the time of every kernel's bytes in memory, and of the rows that it reads again from the L2 cache.
+def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> Floats:
+    """Returns the time of every kernel's bytes in memory, and in the L2 cache, from which it reads rows again.
 
     The cache holds the rows of all running blocks, or a part of them; the others are read from memory again.
     """
@@ -495,10 +498,12 @@ def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[F
         writes_tiles[work.products.owner] &= ~_multiplies_vectors(work)
         memory *= np.where(writes_tiles, PRODUCT_BANDWIDTH_SHARE, 1.0)
     if not hardware.l2_bytes or not work.reread_bytes.any():
-        return 1e6 * work.moved_bytes / memory, np.zeros(len(work.op))
+        return 1e6 * work.moved_bytes / memory
     blocks = np.where(work.norm, hardware.multiprocessor_threads // NORM_THREADS, SOFTMAX_BLOCKS)
     in_flight = hardware.multiprocessors * blocks * work.row_bytes / hardware.l2_bytes
     miss_share = np.clip((in_flight - ALL_CACHED) / (NONE_CACHED - ALL_CACHED), 0.0, 1.0)
-    cache = constants.cached_bytes_per_flop * hardware.peak_flops
     memory_us = 1e6 * (work.moved_bytes + miss_share * work.reread_bytes) / memory
-    return memory_us, 1e6 * (1 - miss_share) * work.reread_bytes / cache
+    reads_vectors = ~work.norm & ((work.row_bytes == VECTOR_BYTES) | (work.row_bytes >= 2 * VECTOR_BYTES))
+    cache = constants.cached_bytes_per_flop * hardware.peak_flops * np.where(reads_vectors, 2.0, 1.0)
+    cache_us = 1e6 * (1 - miss_share) * work.reread_bytes / cache
+    return np.where(work.norm, np.maximum(memory_us, cache_us), np.hypot(memory_us, cache_us))

@@ -19,8 +19,6 @@ PRECISION_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8":
 """Bytes of a number by the precision of its products."""
 REGISTER_ROW = 1024
 """Numbers of a row that PyTorch's softmax holds in the registers of one warp."""
-SHARED_ROW_BYTES = 48 * 1024
-"""Bytes of a row that it holds in the memory that a block of threads shares, if the row is a multiple of 4 numbers."""
 ALIGNED = 16
 """Bytes that matrix units load at once."""
 DEPTHWISE_GRADIENT = 1.64
@@ -144,7 +142,7 @@ class Rows:
 
     Args:
         bytes: of all rows.
-        row_bytes: of one row; 0 if it is read again from faster memory always.
+        row_bytes: of one row.
         rereads: times that each row is read again.
         norm: True for a norm, whose blocks are so many that some read rows again while others read from memory.
         count: the number of rows of a norm.
@@ -162,13 +160,10 @@ class Rows:
 
         Backward, the sum and the gradient each read a row of the output and of its gradient.
 
-        Shared memory holds rows of medium length, so that one more pass through it remains. None for short rows, which are
-        read once.
+        None for short rows, which are read once.
         """
         if length <= REGISTER_ROW:
             return None
-        if length % 4 == 0 and length * number_bytes <= SHARED_ROW_BYTES:
-            return cls(float(numbers * number_bytes), 0.0, 1)
         tensors, rereads = (2, 1) if backward else (1, 2)
         return cls(float(tensors * numbers * number_bytes), float(tensors * length * number_bytes), rereads)
 
