@@ -39,6 +39,7 @@ from ...torch_runtime.tree import Args, Function, Kwargs, map_tensors, tensors
 from ...torch_steps.snapshot import ModelSnapshot
 from ...torch_steps.step import FAILURES, TorchStep
 from ..gradient_tolerance import GRADIENT_TOLERANCE, HALF_GRADIENT_TOLERANCE
+from .bent_losses import bend_of
 
 NEAR_LOSS = 1e-4
 """Relative difference up to which losses count as the same in float32; rounding hardly changes a loss."""
@@ -297,6 +298,11 @@ def _is_mean_or_sum(
                         break
         if verdict in ("mean", "sum"):
             if not fixed_draws:
+                if trials.bend:
+                    warn(
+                        f"the loss of step {step.name!r} bends at a value of the whole batch ({trials.bend}): where that of a "
+                        "micro-batch lies on the other side, gradients are not those of the undivided batch"
+                    )
                 return verdict == "mean"
             assumed_reduction = verdict
         elif verdict is not None:
@@ -369,6 +375,7 @@ class _Trials(DivisorHandler):
         self.step, self.model, self.layers = step, model, layers
         self.micro_steps, self.tables = micro_steps, tables
         self.half, self.single, self.has_warned = False, False, has_warned
+        self.bend = ""
         self.compared_parameters: list[nn.Parameter] = []
         numbers = 0
         for parameter in sorted((p for p in model.parameters() if p.requires_grad), key=torch.Tensor.numel):
@@ -440,6 +447,7 @@ class _Trials(DivisorHandler):
             outputs = self.model(*args, **kwargs)
         with dividing(replacements):
             loss = step.loss_of(outputs)
+        self.bend = self.bend or bend_of(loss)
         values = [loss.detach().double()]
         if loss.requires_grad and self.compared_parameters:
             gradients = torch.autograd.grad(loss, self.compared_parameters, allow_unused=True)

@@ -225,6 +225,17 @@ def test_bug_gradients_of_early_layers_were_not_compared(build, loss, message):
     assert {p.dtype for p in model.parameters()} == {dtype}
 
 
+@pytest.mark.parametrize(
+    ("loss", "bends"), [(lambda outputs, labels: (entropy(outputs, labels) - 0.5).abs() + 0.5, True), (entropy, False)]
+)
+def test_bug_nothing_warned_of_a_loss_that_bends_below_those_of_the_first_batch(loss, bends):
+    """Flooding turns the loss round below 0.5, where no untrained model is; later micro-batches lie on both sides."""
+    step = as_step(loss, LABELS.clamp(min=0))
+    with warnings.catch_warnings(record=True) as caught:
+        assert reduction_of(step, step.model(), ["layer", "head"], step.micro_batches(2)).mean
+    assert ["bends at a value of the whole batch (abs)" in str(w.message) for w in caught] == [True] * bends
+
+
 class AutocastRouter(Router):
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):
