@@ -14,7 +14,7 @@ CLUSTER = bl.Cluster.uniform(3, memory_bytes=1 << 40, link=bl.Link(5.0, 0.01))
 
 
 def search_islands(executor, **changes):
-    options = {"evaluations": 900, "time_limit": None, "islands": 3, "workers": 1, "seed": 7, **changes}
+    options = {"evaluations": 600, "time_limit": None, "islands": 3, "workers": 1, "seed": 7, **changes}
     return bl.place(GRAPH, CLUSTER, "search", executor=executor, **options)
 
 

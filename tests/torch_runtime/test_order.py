@@ -203,10 +203,10 @@ def random_case(rng, n):
 
 
 @pytest.mark.slow
-def test_a_thousand_random_graphs_with_random_orders_never_deadlock():
+def test_random_graphs_with_random_orders_never_deadlock():
     """Every op is submitted within bounded time, each device in the planned order, parents first."""
     rng = np.random.default_rng(7)
-    for case in range(1000):
+    for case in range(400):
         parents, rank, device = random_case(rng, int(rng.integers(1, 25)))
         criterion = ("gpu", "gpu", "global")[case % 3]
         order = make_order(parents, rank, device, criterion)

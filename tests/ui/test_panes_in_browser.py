@@ -658,13 +658,14 @@ def test_the_setting_has_two_levels_and_hardware_is_one_choice(page, outcome):
     page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
     jb.settle(page)
     page.evaluate(RECORD_TOPS, ".bl-workbench .bl-strip")
-    for name, preset in HARDWARE_PRESETS.items():
+    presets = list(HARDWARE_PRESETS.items())[::3]
+    for name, preset in presets:
         hardware.select_option(name)
         cluster = preset.cluster
         step_us = bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).makespan_us
         page.wait_for_selector(f'.bl-header .bl-facts:has-text("step time {format_us(step_us)}")')
         page.wait_for_selector(".bl-stale", state="detached")
-    for _ in HARDWARE_PRESETS:
+    for _ in presets:
         page.click('.bl-strip button:text-is("Undo")')
     page.wait_for_selector(f'.bl-header .bl-facts:has-text("step time {format_us(line.makespan_us)}")')
     page.wait_for_selector(".bl-stale", state="detached")
