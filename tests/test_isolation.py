@@ -116,7 +116,7 @@ if __name__ == "__main__":
 EXACT = """
 import baechi_lab as bl
 if __name__ == "__main__":
-    graph = bl.OpGraph.from_edges([1 + i * 37 % 11 for i in range(80)], [(i // 2, i, 4) for i in range(1, 80)])
+    graph = bl.OpGraph.from_edges([1 + i * 37 % 11 for i in range(40)], [(i // 2, i, 4) for i in range(1, 40)])
     bl.place(graph, bl.Cluster.uniform(3, link=bl.Link(1, 1)), "exact", time_limit=100)
 """
 

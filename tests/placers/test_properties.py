@@ -90,7 +90,7 @@ def test_placements_with_ample_memory_are_valid_and_repeat(placer):
         for group in range(2):
             assert len(set(first.device[graph.colocation == group].tolist())) <= 1
 
-    checked_on_random_cases(placer, 12, check)
+    checked_on_random_cases(placer, 10, check)
 
 
 @pytest.mark.parametrize("placer", slow(LIMITED, "exact", *SLOW_PLACERS, *PARTITIONERS))
@@ -109,7 +109,7 @@ def test_under_tight_memory_valid_or_infeasible(placer):
         assert bl.check(graph, tight, placement, timeline) == ()
         assert np.all(timeline.peak_bytes <= tight.memory_bytes)
 
-    checked_on_random_cases(placer, 14, check, share=st.floats(0.0, 1.0))
+    checked_on_random_cases(placer, 12, check, share=st.floats(0.0, 1.0))
 
 
 @settings(max_examples=60, deadline=None)
