@@ -75,13 +75,13 @@ def temporaries_of(make: MakeOptimizer | None, in_loop: bool) -> Temporaries:
         for k, parameter in enumerate(parameters):
             states = [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
             tracker.add([parameter, parameter.grad, *states], k)
-        known = len(tracker.records)
+        records_before = len(tracker.records)
         with tracker.mode():
             optimizer.step()
     except FAILURES:
         return Temporaries()
     size = parameters[0].nbytes
-    records = [record for record in tracker.records[known:] if record.size > _NEGLIGIBLE_SHARE * size]
+    records = [record for record in tracker.records[records_before:] if record.size > _NEGLIGIBLE_SHARE * size]
 
     def tensors_at(time_ns: int, k: int) -> int:
         return math.ceil(sum(r.size for r in records if r.device == k and r.start_ns <= time_ns < r.end_ns) / size)
@@ -89,8 +89,8 @@ def temporaries_of(make: MakeOptimizer | None, in_loop: bool) -> Temporaries:
     times = [record.start_ns for record in records]
     last_peak = max(times, key=lambda time_ns: tensors_at(time_ns, 2), default=0)
     if tensors_at(last_peak, 0):  # the first parameter's are there while the last one is updated
-        most = max(sum(tensors_at(time_ns, k) for k in range(3)) for time_ns in times)
-        return Temporaries(-(-most // 3), at_once=True)
+        total_tensors = max(sum(tensors_at(time_ns, k) for k in range(3)) for time_ns in times)
+        return Temporaries(-(-total_tensors // 3), at_once=True)
     count = max((tensors_at(time_ns, 1) for time_ns in times), default=0)
     return Temporaries(count, stays=tensors_at(last_peak, 1))
 
