@@ -94,16 +94,27 @@ class IntSlider(OnLoop, ipywidgets.IntSlider):
     """`ipywidgets.IntSlider`, handled on its loop."""
 
 
-class IntText(OnLoop, ipywidgets.IntText):
-    """`ipywidgets.IntText`, handled on its loop."""
+class SentWhole(OnLoop):
+    """A text that the browser sends when it is left or ended with Enter.
+
+    While the kernel answers the first letters of a text, a browser keeps the others back, but it sends a click at once. A button
+    pressed right after typing would see the first letters alone.
+    """
+
+    def __init__(self, *args: object, **traits: object):
+        super().__init__(*args, **{"continuous_update": False, **traits})
+
+
+class IntText(SentWhole, ipywidgets.IntText):
+    """`ipywidgets.IntText`, handled on its loop and sent whole."""
 
 
 class SelectionSlider(OnLoop, ipywidgets.SelectionSlider):
     """`ipywidgets.SelectionSlider`, handled on its loop."""
 
 
-class Text(OnLoop, ipywidgets.Text):
-    """`ipywidgets.Text`, handled on its loop."""
+class Text(SentWhole, ipywidgets.Text):
+    """`ipywidgets.Text`, handled on its loop and sent whole."""
 
 
 class Textarea(OnLoop, ipywidgets.Textarea):

@@ -108,7 +108,7 @@ def control(field: Field) -> object:
     label = field.name.replace("_", " ")
     if isinstance(default_of(field), bool):
         return switch(label, label)
-    return Text(description=label, continuous_update=False, layout=WIDE, style=NARROW)
+    return Text(description=label, layout=WIDE, style=NARROW)
 
 
 def control_value(value: object, widget: object) -> object:

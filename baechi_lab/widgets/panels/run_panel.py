@@ -36,7 +36,7 @@ class RunPanel:
             Dropdown(description="devices", options=KINDS, style=STYLE), "on which devices of this machine it runs"
         )
         self.steps = add_hint(
-            IntText(value=20, description="steps", continuous_update=False, style=STYLE),
+            IntText(value=20, description="steps", style=STYLE),
             "how many are measured, after a few that are not",
         )
         self.steps.observe(self._check_steps, "value")

@@ -133,7 +133,7 @@ class SettingPanel:
         hint = "how many; further ones are like the last"
         self.devices = _slider(IntSlider, "devices", hint, min=1, max=SLIDER_DEVICES, readout=False)
         # The slider's own readout changes a number that is out of range without a message.
-        self.count = Text(continuous_update=False, layout={"width": "52px", "flex": "0 0 auto"})
+        self.count = Text(layout={"width": "52px", "flex": "0 0 auto"})
         self.count.tooltip = "number of devices"
         self.memory = _text(
             "memory each",
@@ -388,7 +388,7 @@ def _drop(label: str, options: object, hint: str) -> Dropdown:
 
 
 def _text(label: str, example: str, hint: str) -> Text:
-    widget = Text(description=label, placeholder=example, continuous_update=False, layout=WIDE, style=STYLE)
+    widget = Text(description=label, placeholder=example, layout=WIDE, style=STYLE)
     return add_hint(widget, hint)
 
 
