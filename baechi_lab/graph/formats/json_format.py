@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import FormatError, in_short
-from ...importing import without_modules
 from ..cluster import Cluster
 from ..device import Device
 from ..link import Link
 from ..opgraph import OpGraph, default_tensor_names
 from ..placement import Placement
 from ..timeline import MEMORY_CATEGORIES, MemoryLog, Timeline, Transfers, Violation
-from .conformance import conforms
+from .conformance import mismatches
 from .json_columns import codes, column, floats, integers, plain, rows, text_rows, texts
 
 FORMAT, VERSION = "baechi_lab", 1
@@ -69,21 +68,13 @@ def check_schema(document: object) -> None:
         raise FormatError(f"field version is {in_short(document.get('version'))}; this reader knows version {VERSION}")
     if not isinstance(document.get("kind"), str) or document["kind"] not in KINDS:
         raise FormatError(f"field kind is {in_short(document.get('kind'))}; it must be one of {', '.join(KINDS)}")
-    subschema = {**schema()["$defs"][document["kind"]], "$defs": schema()["$defs"]}
-    sample = _sample_lists(document)
-    if conforms(sample, subschema, schema()["$defs"]):
-        return
-    # Where Jupyter is installed, jsonschema builds grammars of addresses for a second; our schema has no addresses.
-    with without_modules("rfc3987_syntax"):
-        from jsonschema import Draft202012Validator
-
-    errors = sorted(Draft202012Validator(subschema).iter_errors(sample), key=lambda e: (len(e.path), str(e.path)))
-    if errors:
-        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in errors[0].absolute_path).lstrip(".")
-        reason = errors[0].message  # the value, however long, and what is wrong with it
-        raise FormatError(
-            f"{place or 'the document'}: {reason if len(reason) <= 200 else f'{reason[:60]} ... {reason[-130:]}'}"
-        )
+    definitions = schema()["$defs"]
+    failures = mismatches(_sample_lists(document), definitions[document["kind"]], definitions)
+    # The outermost one, which may be the cause of others.
+    path, value, allowed = min(failures, key=lambda failure: (len(failure[0]), str(failure[0])), default=((), None, ""))
+    if allowed:
+        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".") or "the document"
+        raise FormatError(f"{place} is {in_short(value)}; it must be {allowed}")
 
 
 def _sample_lists(value: object) -> Any:
