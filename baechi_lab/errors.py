@@ -103,10 +103,14 @@ class InfeasiblePlacement(BaechiLabError):
         message: one sentence.
         needed_bytes: the bytes that had to be placed.
         available_bytes: the memory of each device.
+        is_proof: whether it is proven that none fits; False where a placer found none, or counted more bytes than needed.
     """
 
-    def __init__(self, message: str, needed_bytes: int = 0, available_bytes: Sequence[int] = ()):
+    def __init__(
+        self, message: str, needed_bytes: int = 0, available_bytes: Sequence[int] = (), *, is_proof: bool = True
+    ):
         super().__init__(message)
+        self.is_proof = is_proof
         self.needed_bytes = int(needed_bytes)
         self.available_bytes = tuple(int(b) for b in available_bytes)
 

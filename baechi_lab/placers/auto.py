@@ -279,8 +279,9 @@ class Auto(Placer):
         repaired_placement = repair(graph, cluster, start, last_resort=True)
         if repaired_placement is not None:
             return repaired_placement
-        why = "neither a rule nor the repair found a placement that fits, which is no proof that none exists"
-        raise infeasible_placement(first_fitting(graph, cluster)[1] or why, graph, cluster)
+        proof = first_fitting(graph, cluster)[1]
+        why = proof or "neither a rule nor the repair found a placement that fits, which is no proof that none exists"
+        raise infeasible_placement(why, graph, cluster, is_proof=bool(proof))
 
 
 def winner_info(attempt: Attempt) -> dict[str, object]:

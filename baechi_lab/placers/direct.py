@@ -22,7 +22,7 @@ from .memory.adjusted_limits import (
     place_with_smaller_limits,
 )
 from .memory.feasible import without_repairs
-from .memory.packing import infeasible_placement, packing_proof
+from .memory.packing import UNPROVEN, infeasible_placement, packing_proof
 from .problem import memory_may_run_out
 from .registry import make_placer
 
@@ -103,12 +103,11 @@ def _retry_if_messages_delay_ops(
 
     The refusal is a proof only where it holds whenever ops run.
     """
-    if packing_proof(graph, cluster) is not None or "no proof" in str(refusal):
+    if packing_proof(graph, cluster) is not None or not refusal.is_proof:
         raise refusal
     if placer.name in EXHAUSTIVE_PLACERS and (placement := fastest_of_all_placements(graph, cluster)) is not None:
         return placement
-    message = f"{refusal}; no proof: the processor time of messages was seen as latency"
-    raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal
+    raise _without_proof(refusal, "the processor time of messages was seen as latency") from refusal
 
 
 def _fit_in_simulation(
@@ -144,9 +143,9 @@ def _fit_in_simulation(
     if fitting is None and ops is None and placer.name in EXHAUSTIVE_PLACERS and objective in ("latency", "makespan"):
         fitting = fastest_of_all_placements(graph, cluster)
     if fitting is None:
-        reason = "no placement that fits was found, which is no proof that none exists"
         cause = "views and messages" if ops is None else "ops in turns"
-        raise infeasible_placement(f"{reason}: {cause} take more than placers count", graph, cluster)
+        why = f"{UNPROVEN}: {cause} take more than placers count"
+        raise infeasible_placement(why, graph, cluster, is_proof=False)
     return fitting
 
 
@@ -174,5 +173,11 @@ def _retry_with_buffer_reuse(
             placement = place_with_larger_limits(graph, cluster, make_placer("m-etf").assign)
     if placement is not None:
         return placement
-    message = f"{refusal}; no proof: every output was given bytes of its own, although some lie in the memory of others"
-    raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal
+    why = "every output was given bytes of its own, although some lie in the memory of others"
+    raise _without_proof(refusal, why) from refusal
+
+
+def _without_proof(refusal: InfeasiblePlacement, why: str) -> InfeasiblePlacement:
+    """Returns the refusal of a placer that counted bytes or times other than the simulation's."""
+    message = f"{refusal}; no proof: {why}"
+    return InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes, is_proof=False)

@@ -427,7 +427,7 @@ class WorkbenchModel:
             outcome = compute(setting, self.subject, self.memo, report)
         except InfeasiblePlacement as error:
             message = f"{error}; Fit shows what would make it fit"
-            refusal = InfeasiblePlacement(message, error.needed_bytes, error.available_bytes)
+            refusal = InfeasiblePlacement(message, error.needed_bytes, error.available_bytes, is_proof=error.is_proof)
             refusal.asks_fit = True  # type: ignore[attr-defined]
             raise refusal from error
         except InvalidInput as error:

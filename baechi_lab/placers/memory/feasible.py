@@ -16,7 +16,7 @@ from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement
 from ...simulator import makespan_and_peak
 from .exhaustive import first_fitting
-from .packing import infeasible_placement, raise_if_impossible
+from .packing import UNPROVEN, infeasible_placement, raise_if_impossible
 
 ATTEMPTS, MAX_ATTEMPTS = 4, 12
 """How many plans are tried, for small and for the largest graphs."""
@@ -73,7 +73,5 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
     repaired_placement = repair_plan(graph, cluster, best)
     if repaired_placement is not None:
         return repaired_placement.replace(info={**repaired_placement.info, "attempts": attempts, "repaired": True})
-    why = first_fitting(graph, cluster)[1] if _REPAIRS.get() else ""
-    raise infeasible_placement(
-        why or "no placement that fits was found, which is no proof that none exists", graph, cluster
-    )
+    proof = first_fitting(graph, cluster)[1] if _REPAIRS.get() else ""
+    raise infeasible_placement(proof or UNPROVEN, graph, cluster, is_proof=bool(proof))

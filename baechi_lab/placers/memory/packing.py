@@ -95,7 +95,11 @@ def raise_if_impossible(graph: OpGraph, cluster: Cluster) -> None:
         raise infeasible_placement(why, graph, cluster)
 
 
-def infeasible_placement(why: str, graph: OpGraph, cluster: Cluster) -> InfeasiblePlacement:
+UNPROVEN = "no placement that fits was found, which is no proof that none exists"
+"""Reason of a placer that found no placement."""
+
+
+def infeasible_placement(why: str, graph: OpGraph, cluster: Cluster, *, is_proof: bool = True) -> InfeasiblePlacement:
     """Returns the error with reason `why`, the persistent bytes of the graph and the memory of the devices.
 
     For a coarse graph the message says that it holds for groups of ops: single ops may still fit.
@@ -110,7 +114,7 @@ def infeasible_placement(why: str, graph: OpGraph, cluster: Cluster) -> Infeasib
         count = len(promised_bytes(graph))
         groups = "1 group" if count == 1 else f"{count:,} groups"
         message += f"; this holds for the {groups} that ops were joined to: smaller groups or single ops may fit"
-    return InfeasiblePlacement(message, needed_bytes, cluster.memory_bytes.tolist())
+    return InfeasiblePlacement(message, needed_bytes, cluster.memory_bytes.tolist(), is_proof=is_proof)
 
 
 def is_grouped(graph: OpGraph) -> bool:

@@ -83,7 +83,7 @@ def place_with_memory_trades(graph: OpGraph, cluster: Cluster, placer: Any) -> P
             placements.append(_with_trade(place_directly(best.graph, cluster, half), best.graph, best.arguments))
     if not placements:
         message = f"{refusal}; nor was a graph found that fits and gives up {' or '.join(trades)}"
-        raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal
+        raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes, is_proof=False) from refusal
     return min(placements, key=lambda placement: _cost(placement, graph, cluster))
 
 

@@ -108,7 +108,7 @@ def place_best_cut(
         if objective.measure_ops(graph, cluster, repaired_placement, measurement).feasible:
             repaired_placement = repaired_placement.replace(info={**repaired_placement.info, "repaired": True})
             return _with_measurement(repaired_placement, objective, measurement.us, count)
-    raise infeasible_placement(_why_no_cut_fits(graph, cluster, least_overflowing), graph, cluster)
+    raise infeasible_placement(_why_no_cut_fits(graph, cluster, least_overflowing), graph, cluster, is_proof=False)
 
 
 def _why_no_cut_fits(graph: OpGraph, cluster: Cluster, least_overflowing: Measurement | None) -> str:
