@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import OpGraph, Placement, Timeline
+from ..graph import Cluster, OpGraph, Placement, Timeline, durations
 from ..graph.units import format_us
 from ..placers.list_scheduling.earliest_start_reference import Candidate, Decision
 from ..placers.list_scheduling.replay import Replay
@@ -30,6 +30,11 @@ MOST_SHOWN = 20
 """Most candidates that are listed for a step, besides other devices of the chosen op: they fit beside the graph."""
 MOST_REPLAYED = 400
 """Most steps of a replay that are searched for the next interesting one."""
+WHOLE_GRAPH_RULES = {
+    **dict.fromkeys(("metis", "scotch"), "few bytes between devices, and even work"),
+    "contiguous": "each device has consecutive ops, cut where few bytes cross",
+}
+"""What placers want that do not place op by op."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,22 +102,17 @@ class Log:
             )
         return f"{tie}."
 
-    def interesting(self, step: int) -> str:
-        """Says why a step is interesting: a device was ruled out, memory lacked, a favourite child followed; else empty."""
+    def is_interesting(self, step: int) -> bool:
+        """Whether a device was ruled out for the op of a step, as by its memory, or the op followed as a favourite child."""
         d = self.decisions[step]
-        why = [c.excluded for c in d.candidates if c.excluded and c.op == d.chosen.op]
-        if any("memory" in text or "bytes" in text for text in why):
-            return "memory refused"
-        if "favourite" in d.reason:
-            return "a favourite followed"
-        return "a device excluded" if why else ""
+        return d.follows_favourite or any(c.excluded and c.op == d.chosen.op for c in d.candidates)
 
     def next_interesting(self, step: int) -> int:
         """Returns the next interesting step, continuing at the first after the last; `step` itself if there is no other."""
         order = [*range(step + 1, len(self)), *range(step)]
         # A replay computes each step on access.
         steps_to_search = order if self.logged_by_placer else order[:MOST_REPLAYED]
-        return next((k for k in steps_to_search if self.interesting(k)), step)
+        return next((k for k in steps_to_search if self.is_interesting(k)), step)
 
     def against_timeline(self, step: int, timeline: Timeline) -> str:
         """Says why the start of a decision differs from the timeline's; empty if it does not."""
@@ -166,32 +166,27 @@ def explain(outcome: Outcome) -> Log:
             return Log(placement, coarse, decisions, order, setting.share.names)
     order = schedule_order(outcome)
     log = Replay(coarse, setting.share, outcome.base, order)
-    rule = rule_in_words(outcome.base)
+    rule = rule_in_words(outcome.base, coarse, setting.share)
     return Log(outcome.base, coarse, log, order, setting.share.names, logged_by_placer=False, rule=rule)
 
 
-def rule_in_words(placement: Placement) -> str:
+def rule_in_words(placement: Placement, graph: OpGraph, cluster: Cluster) -> str:
     """Says by which rule the placer of a placement chose devices; of `auto`, the placer whose placement it took.
 
-    >>> rule_in_words(Placement(device=[0], placer="scotch", params={"imbalance": 0.05}))
-    'scotch looks at the graph as a whole: few bytes between devices, and on none more than 5% above its share of the work.'
+    >>> graph, cluster = OpGraph.from_edges([3, 1], []), Cluster.uniform(2)
+    >>> rule_in_words(Placement(device=[0, 1], placer="scotch"), graph, cluster)
+    'scotch looks at the graph as a whole: few bytes between devices, and even work. The busiest computes 1.5 times the mean.'
     """
     name = str(placement.info.get("winner_rule") or placement.placer)
     if placement.info.get("winner_annealed"):
         return f"auto annealed the placement of {name}: it moved ops at random and kept what made the step shorter."
-    params = placement.params if name == placement.placer else {}
-    beginning = f"{name} looks at the graph as a whole: "
-    if name in ("metis", "scotch"):
-        imbalance = params.get("imbalance", placer_class(name).__dataclass_fields__["imbalance"].default)
-        match = re.search(r"imbalance ([\d.]+)", str(placement.info.get("partition", "")))
-        if match:
-            imbalance = float(match[1])
-        share = max(imbalance) if isinstance(imbalance, Sequence) else float(imbalance)
-        return f"{beginning}few bytes between devices, and on none more than {share:.0%} above its share of the work."
-    if name == "contiguous":
-        match = re.search(r"cap ([\d.]+)", str(placement.info.get("split", "")))
-        cap = f", and no device has more than {float(match[1]):g} times its share of the work" if match else ""
-        return f"{beginning}each device has consecutive ops, cut where few bytes cross{cap}."
+    if name in WHOLE_GRAPH_RULES:
+        work_us = np.bincount(
+            placement.device, durations(graph, cluster)[np.arange(graph.n), placement.device], cluster.n
+        )
+        excess = work_us.max() / work_us.mean() if work_us.any() else 1.0
+        goal = WHOLE_GRAPH_RULES[name]
+        return f"{name} looks at the graph as a whole: {goal}. The busiest computes {excess:.3g} times the mean."
     if name not in placer_names():
         return ""
     summary = re.sub(r" \([^)]*(=|needs)[^)]*\)", "", list_placers()[name])

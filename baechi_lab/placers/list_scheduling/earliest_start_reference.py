@@ -29,12 +29,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """One step of the list scheduler: the candidates, those ruled out with reasons, and the chosen pair."""
+    """One step of the list scheduler: the candidates, those ruled out with reasons, and the chosen pair.
+
+    `follows_favourite`: the op is the favourite child of the device's last op, for which the device stayed awake.
+    """
 
     step: int
     candidates: tuple[Candidate, ...]
     chosen: Candidate
     reason: str
+    follows_favourite: bool = False
 
 
 class Fetch(NamedTuple):
@@ -192,8 +196,9 @@ def startable_pairs(state: ReferenceState, ready: list[int]) -> list[Pair]:
     return sorted(pairs)
 
 
-def _decide(state: ReferenceState, ready: list[int]) -> tuple[Candidate, list[Candidate], str, bool]:
-    """Returns the chosen pair, all candidates, the reason, and whether the pair exceeds the memory of its device."""
+def _decide(state: ReferenceState, ready: list[int]) -> tuple[Decision, bool]:
+    """Returns the decision, and whether the chosen pair exceeds the memory of its device."""
+    step = len(state.order)
     without_memory: list[Candidate] = []
     while True:
         pairs = startable_pairs(state, ready)
@@ -210,8 +215,9 @@ def _decide(state: ReferenceState, ready: list[int]) -> tuple[Candidate, list[Ca
                 reason += ", favourite child of the device's last op"
             elif awaited_ops[p] != -1:
                 reason += ", urgent on a device that is awake for another op"
-            candidates = [Candidate(pair.op, pair.device, pair.start_us) for pair in pairs[len(not_urgent) :]]
-            return Candidate(op, p, start), [*candidates, *not_urgent, *without_memory], reason, False
+            startable = (Candidate(pair.op, pair.device, pair.start_us) for pair in pairs[len(not_urgent) :])
+            candidates = (*startable, *not_urgent, *without_memory)
+            return Decision(step, candidates, Candidate(op, p, start), reason, awaited_ops[p] == op), False
         state.dropped_pairs[op, p] = lack
         without_memory.append(Candidate(op, p, start, lack))
         if not any(state.may_run(op, q) for q in range(len(state.free))):
@@ -219,30 +225,26 @@ def _decide(state: ReferenceState, ready: list[int]) -> tuple[Candidate, list[Ca
             problem, group_device = state.problem, state.group_device[state.problem.group[op]]
             allowed_devices = [d for d in range(len(state.free)) if problem.allowed[op, d] and group_device in (-1, d)]
             p = max(allowed_devices, key=lambda d: (int(problem.limit[d]) - state.used_bytes[d], -d))
-            return (
-                Candidate(op, p, state.earliest(op, p)),
-                without_memory,
-                "no device has the memory; this one has most",
-                True,
-            )
+            chosen = Candidate(op, p, state.earliest(op, p))
+            return Decision(step, tuple(without_memory), chosen, "no device has the memory; this one has most"), True
 
 
 def earliest_start_reference(
-    problem: Problem, child: NDArray[np.int32], parent: NDArray[np.int32], explain: bool = False
+    problem: Problem, child: NDArray[np.int32], parent: NDArray[np.int32]
 ) -> tuple[Schedule, tuple[Decision, ...]]:
-    """Returns the same schedule as `earliest_start`, and the log of decisions, which is empty unless `explain`."""
+    """Returns the same schedule as `earliest_start`, and the log of decisions."""
     state = ReferenceState(problem, child, parent)
     missing = [int(k) for k in np.diff(problem.input_ptr)]
     ready = [i for i in range(len(missing)) if missing[i] == 0]
     overflows, log = 0, []
-    for step in range(len(missing)):
-        decision, candidates, reason, exceeds_memory = _decide(state, ready)
+    for _ in missing:
+        decision, exceeds_memory = _decide(state, ready)
         overflows += exceeds_memory
-        if explain:
-            log.append(Decision(step, tuple(candidates), decision, reason))
-        state.commit(decision.op, decision.device)
-        ready.remove(decision.op)
-        for t in range(int(problem.output_ptr[decision.op]), int(problem.output_ptr[decision.op + 1])):
+        log.append(decision)
+        op = decision.chosen.op
+        state.commit(op, decision.chosen.device)
+        ready.remove(op)
+        for t in range(int(problem.output_ptr[op]), int(problem.output_ptr[op + 1])):
             for i in problem.consumers[problem.consumer_ptr[t] : problem.consumer_ptr[t + 1]].tolist():
                 missing[i] -= 1
                 if missing[i] == 0:

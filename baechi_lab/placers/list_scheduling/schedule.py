@@ -82,7 +82,7 @@ def _plan(
 
         none = np.full(graph.n, -1, dtype=np.int32)
         favourites = (none if child is None else child, none if parent is None else parent)
-        plan, info["decisions"] = earliest_start_reference(problem, *favourites, True)
+        plan, info["decisions"] = earliest_start_reference(problem, *favourites)
     else:
         from .earliest_start import earliest_start
 
