@@ -12,7 +12,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checks import check_callback, check_flag, is_list
 from ..errors import BaechiLabError, ExecutionError, InvalidInput, in_short
@@ -36,10 +36,15 @@ if TYPE_CHECKING:
 
     from ..simulator.schedules import ScheduleOption
 
-_NOT_STORED = "unkept "
-"""Prefix of keys of rows and graphs that are not stored in the file."""
 MAX_RESUBMITS = 3
 """How often a call is submitted again when its machine was lost."""
+
+
+class _Key(NamedTuple):
+    """Identity of a graph or of a row; rows and graphs that lack one get a random text and are not stored in the file."""
+
+    text: str
+    is_stored: bool = True
 
 
 def sweep(
@@ -155,10 +160,10 @@ def sweep(
         make_placer(name, **placing.of(text("placer", name)))
     store = Store(path)
     try:
-        graph_keys: dict[int | None, str] = {}
+        graph_keys: dict[int | None, _Key] = {}
         for size in dict.fromkeys(cell.batch_size for cell in grid):
             try:
-                graph_keys[size] = graph_key(subject, size, profiling)
+                graph_keys[size] = _Key(graph_key(subject, size, profiling))
             except Unidentified as reason:  # a function without identity is called, and its graph identified
                 graph_keys[size] = _key_of_result(subject, size, reason, store)
         cells_with_keys = [(cell, _row_key(cell, graph_keys[cell.batch_size], placing, store)) for cell in grid]
@@ -167,13 +172,15 @@ def sweep(
                 subject, profiling, placing, store, graph_keys, workers, on_row, cancel or threading.Event(), progress
             )
             run.answer_missing_rows(cells_with_keys)
-        table = pd.DataFrame([run.rows[key] for _, key in cells_with_keys if key in run.rows], columns=list(COLUMNS))
+        table = pd.DataFrame(
+            [run.rows[key.text] for _, key in cells_with_keys if key.text in run.rows], columns=list(COLUMNS)
+        )
     finally:
         store.close()
     return table.astype({"feasible": bool})
 
 
-def _key_of_result(subject: object, size: int | None, reason: Unidentified, store: Store) -> str:
+def _key_of_result(subject: object, size: int | None, reason: Unidentified, store: Store) -> _Key:
     if not store.in_memory:
         _warn(
             f"the sweep's subject has no identity ({reason}): its graphs are made again, and their rows used where equal"
@@ -183,20 +190,19 @@ def _key_of_result(subject: object, size: int | None, reason: Unidentified, stor
                 graph = subject(size)
                 key = content_digest(("graph", graph))
                 store.add_graph(key, encode_graph(graph))
-                return key
-    return _NOT_STORED + token_hex()
+                return _Key(key)
+    return _Key(token_hex(), is_stored=False)
 
 
-def _row_key(cell: Cell, graph_key: str, placing: Placing, store: Store) -> str:
+def _row_key(cell: Cell, graph_key: _Key, placing: Placing, store: Store) -> _Key:
     try:
-        key = cell.key(graph_key, placing)
-        return _NOT_STORED + key if graph_key.startswith(_NOT_STORED) else key
+        return _Key(cell.key(graph_key.text, placing), graph_key.is_stored)
     except Unidentified as reason:
         if not store.in_memory:
             _warn(
                 f"rows of {cell.placer} have no identity ({reason} among their parameters), and are not kept in the file"
             )
-        return _NOT_STORED + token_hex()
+        return _Key(token_hex(), is_stored=False)
 
 
 def _warn(message: str) -> None:
@@ -208,7 +214,7 @@ class _PendingRow:
     """A submitted row: its cell, its key in the file, and what the workers take its graph from."""
 
     cell: Cell
-    key: str
+    key: _Key
     graph: OpGraph | Step
 
 
@@ -220,23 +226,23 @@ class _SweepRun:
     profiling: Profiling
     placing: Placing
     store: Store
-    graph_keys: Mapping[int | None, str]
+    graph_keys: Mapping[int | None, _Key]
     workers: Calls
     on_row: Callable[[dict[str, object]], None] | None
     cancel: threading.Event
     progress: bool
     rows: dict[str, dict[str, object]] = field(default_factory=dict)
     losses: Counter[object] = field(default_factory=Counter)
-    waiting: dict[int | None, list[tuple[Cell, str]]] = field(default_factory=dict)
+    waiting: dict[int | None, list[tuple[Cell, _Key]]] = field(default_factory=dict)
     building: dict[Future[Any], int | None] = field(default_factory=dict)
     answering: dict[Future[object], _PendingRow] = field(default_factory=dict)
 
-    def answer_missing_rows(self, cells_with_keys: list[tuple[Cell, str]]) -> None:
+    def answer_missing_rows(self, cells_with_keys: list[tuple[Cell, _Key]]) -> None:
         """Computes the rows that are not in the file."""
         from tqdm.auto import tqdm
 
-        self.rows = self.store.rows(key for _, key in cells_with_keys)
-        missing = [(cell, key) for cell, key in cells_with_keys if key not in self.rows]
+        self.rows = self.store.rows(key.text for _, key in cells_with_keys)
+        missing = [(cell, key) for cell, key in cells_with_keys if key.text not in self.rows]
         for cell, key in ((cell, key) for cell, key in missing if not cell.error):
             self.waiting.setdefault(cell.batch_size, []).append((cell, key))
         stored_rows = len(cells_with_keys) - len(missing)
@@ -250,7 +256,7 @@ class _SweepRun:
                 # Models with estimated costs are built in the workers; a measured profile must not share the machine.
                 if isinstance(self.subject, str) and self.profiling.mode == "estimated":
                     for size in self.waiting:
-                        if self.store.graph(self.graph_keys[size]) is None:
+                        if self.store.graph(self.graph_keys[size].text) is None:
                             self._build(size)
                 while (self.waiting or self.answering) and not self.cancel.is_set():
                     if not self._start_ready():
@@ -274,7 +280,7 @@ class _SweepRun:
         size = next((s for s in self.waiting if s not in sizes_being_built), ...)
         if size is ...:
             return False
-        data = self.store.graph(self.graph_keys[size])  # type: ignore[index]
+        data = self.store.graph(self.graph_keys[size].text)  # type: ignore[index]
         if data is None:
             self._receive_graph(size, lambda: self._build_here(size))  # type: ignore[arg-type]
         else:
@@ -318,8 +324,8 @@ class _SweepRun:
             for cell, key in self.waiting.pop(size):
                 self._write(key, cell, {"feasible": False, "error": str(error), "passing": is_transient(error)})
             return
-        if not self.graph_keys[size].startswith(_NOT_STORED):
-            self.store.add_graph(self.graph_keys[size], data)
+        if self.graph_keys[size].is_stored:
+            self.store.add_graph(self.graph_keys[size].text, data)
         self._submit(size, data)
 
     def _submit(self, size: int | None, data: bytes) -> None:
@@ -335,13 +341,13 @@ class _SweepRun:
         future = self.workers.submit(compute_row, row.graph, cell, self.placing)
         self.answering[future] = row
 
-    def _write(self, key: str, cell: Cell, row: Mapping[str, object]) -> None:
+    def _write(self, key: _Key, cell: Cell, row: Mapping[str, object]) -> None:
         params = self.placing.of(cell.placer)
         full_row = {**cell.columns, **row, "params": json.dumps(params, sort_keys=True, default=repr)}
         full_row["feasible"] = bool(full_row["feasible"])
-        self.rows[key] = as_stored(full_row)
-        if not full_row.pop("passing", False) and not key.startswith(_NOT_STORED):
-            self.store.add(key, full_row)
+        self.rows[key.text] = as_stored(full_row)
+        if not full_row.pop("passing", False) and key.is_stored:
+            self.store.add(key.text, full_row)
         self.bar.update()
         if self.on_row is not None:
             self.on_row(full_row)
