@@ -14,6 +14,7 @@ from .comparison_runs import execution_target, measure_rows, memory_of
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError, describe_error, in_short
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
+from .graph.step import native_name
 from .graph.units import format_us
 from .memo import Memo
 from .pipeline import place_in_groups
@@ -172,7 +173,7 @@ def compare(
         runners = native_runners(
             step, native, placements=list(runnable.values()), micro_batches=pipeline.get("micro_batches")
         )
-        rows += [{"placer": f"native ({method})", "feasible": True, "winner": ""} for method in runners]
+        rows += [{"placer": native_name(method), "feasible": True, "winner": ""} for method in runners]
         execute_options = {**execution_target(cluster, local, backend, workers), **pipeline}
         native_rows = dict(enumerate(runners.values(), start=placer_rows))
         for k, columns in measure_rows(graph, step, runnable, steps, execute_options, progress, native_rows).items():

@@ -127,6 +127,11 @@ class Step:
         return f"<Step {self.name!r}: {sizes}>"
 
 
+def native_name(method: str) -> str:
+    """Returns the name in tables of steps that a framework runs undivided."""
+    return f"native ({method})"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class NativeRun:
     """Steps that the framework ran undivided on one device, to compare placements with.
@@ -155,7 +160,7 @@ class NativeRun:
     @property
     def name(self) -> str:
         """The name in tables."""
-        return f"native ({self.method})"
+        return native_name(self.method)
 
     @property
     def median_seconds(self) -> float:
