@@ -18,7 +18,7 @@ from ..passes.optimize import PASSES
 from ..placers.registry import pipeline_parameters, placer_class
 from ..profilers.precision import profile_mode
 from ..simulator.pipelined_graph import pipeline_options
-from .setting import GIVEN_SUBJECT, Setting
+from .setting import FILE, GIVEN_SUBJECT, MODEL, Setting
 
 Built = tuple[str, Mapping[str, object]]
 """A benchmark model and its parameters other than the defaults."""
@@ -291,13 +291,13 @@ CALLS = tuple("load_graph profile_program models.build profile recompute optimiz
 def _read_call(name: str, fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
     match name:
         case "load_graph":
-            fields["source"] = f"file:{_first(args, line, 'the path')}"
+            fields["source"] = f"{FILE}{_first(args, line, 'the path')}"
         case "profile_program":
-            fields["source"] = f"file:{_first(args, line, 'the path')}"
+            fields["source"] = f"{FILE}{_first(args, line, 'the path')}"
             fields["hardware"] = options.get("hardware", Setting.hardware)
             fields["batch_size"] = options.get("batch_size")
         case "models.build":
-            fields["source"] = f"model:{_first(args, line, 'the model')}"
+            fields["source"] = f"{MODEL}{_first(args, line, 'the model')}"
             fields["batch_size"] = options.pop("batch_size", None)
             fields["model_params"] = options
         case "profile":

@@ -24,8 +24,8 @@ from ..graph.units import parse_bytes
 from ..passes.optimize import PASSES
 from ..stages import Optimize, Profile
 
-GIVEN_SUBJECT = "given"
-"""The source that stands for the graph or step that the workbench was opened with."""
+GIVEN_SUBJECT, MODEL, FILE = "given", "model:", "file:"
+"""The source that is the graph or step that the workbench was opened with, and the beginnings of other sources."""
 
 LINKS: Mapping[str, Link] = MappingProxyType(
     {
@@ -130,8 +130,7 @@ class Setting:
             object.__setattr__(self, key, MappingProxyType(dict(getattr(self, key))))
         object.__setattr__(self, "passes", Optimize(self.passes, self.forward_only).passes)
         object.__setattr__(self, "moves", _pairs(self.moves))
-        kind, _, name = self.source.partition(":")
-        if not (self.source == GIVEN_SUBJECT or (kind in ("model", "file") and name)):
+        if not (self.source == GIVEN_SUBJECT or self.model or self.path):
             raise InvalidInput(f"source is {self.source!r}; it must be 'given', 'model:NAME' or 'file:PATH'")
         if self.model:
             size = {} if self.batch_size is None else {"batch_size": self.batch_size}
@@ -199,12 +198,12 @@ class Setting:
     @property
     def model(self) -> str:
         """The benchmark model's name, or an empty text."""
-        return self.source.partition(":")[2] if self.source.startswith("model:") else ""
+        return self.source.removeprefix(MODEL) if self.source.startswith(MODEL) else ""
 
     @property
     def path(self) -> str:
         """The stored graph's path, or an empty text."""
-        return self.source.partition(":")[2] if self.source.startswith("file:") else ""
+        return self.source.removeprefix(FILE) if self.source.startswith(FILE) else ""
 
     @property
     def is_program(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 
 
 RUN, SWEEP, COMPARISON = "the run", "the sweep", "the comparison"
-ROW = "row:"
-"""Prefix of the keys of `Tasks.comparable_outcomes` that are rows of Compare."""
+
+
+class ComparableOutcome(NamedTuple):
+    """An outcome whose timeline can be shown below the current one; `placer` is that of a row of Compare, else empty."""
+
+    label: str
+    step_us: float
+    placer: str = ""
 
 
 class Tasks:
@@ -167,39 +173,37 @@ class Tasks:
 
     # -- beside the current placement ------------------------------------------------------------------
 
-    def comparable_outcomes(self) -> dict[str, tuple[str, float]]:
-        """Returns name and step in us, by key, of the outcomes whose timeline can be shown below the current one.
-
-        They are those of the previous setting, of the kept outcome, and of the rows of Compare.
-        """
+    def comparable_outcomes(self) -> dict[str, ComparableOutcome]:
+        """Returns, by key, the outcomes of the previous setting, of the kept outcome, and of the rows of Compare."""
         current = self.model.outcome
         if current is None:
             return {}
-        choices: dict[str, tuple[str, float]] = {}
+        choices: dict[str, ComparableOutcome] = {}
         for key, label, outcome in (("before", "before", self.model.before), ("held", "held", self.pinned)):
             if (
                 outcome is not None
                 and outcome is not current
                 and outcome.executed_graph.names == current.executed_graph.names
             ):
-                choices[key] = f"{label}: {name_of(outcome)}", outcome.timeline.makespan_us
+                choices[key] = ComparableOutcome(f"{label}: {name_of(outcome)}", outcome.timeline.makespan_us)
         if self.table is not None and self.table_of is not None and alike(self.table_of, current):
             rows = self.table[self.table["makespan_us"].notna() & (self.table["placer"] != CURRENT)]
             for placer, step in zip(rows["placer"], rows["makespan_us"], strict=True):
                 if placer != current.setting.placer or current.setting.moves:
-                    choices[ROW + placer] = placer, float(step)
+                    choices[f"row:{placer}"] = ComparableOutcome(placer, float(step), placer)
         return choices
 
     def bring(self, key: str) -> None:
         """Computes the outcome of a key of `comparable_outcomes`, and then emits `beside`."""
-        if not key.startswith(ROW) or self.comparable_outcome(key) is not None:
+        choice = self.comparable_outcomes().get(key)
+        if choice is None or not choice.placer or self.comparable_outcome(key) is not None:
             return self.model.emit("beside", key)
 
         def show(outcome: Outcome) -> None:
             self._row = (key, outcome)
             self.model.emit("beside", key)
 
-        return self._placed_by(key.removeprefix(ROW), self.outcome(), show)
+        return self._placed_by(choice.placer, self.outcome(), show)
 
     def comparable_outcome(self, key: str) -> Outcome | None:
         """Returns the outcome of a key of `comparable_outcomes`; None if it is not computed."""

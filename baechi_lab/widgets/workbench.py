@@ -267,7 +267,7 @@ class Workbench(PicturedBox):
             outcome.executed_graph,
             [*timelines, *other_timelines],
             outcome.chain,
-            () if other_outcome is None else [*titles, self.tasks.comparable_outcomes()[self.timeline.against][0]],
+            () if other_outcome is None else [*titles, self.tasks.comparable_outcomes()[self.timeline.against].label],
             -1 if other_outcome is None else len(timelines),
             lane_groups(outcome.setting.cluster, outcome.setting.replicas),
         )
@@ -286,7 +286,9 @@ class Workbench(PicturedBox):
     def _offer(self) -> None:
         """Updates the placements with which the timeline can be compared, and drops a choice that no longer exists."""
         outcomes = self.tasks.comparable_outcomes()
-        self.timeline.choices = [[key, f"{name}, {format_us(step)}"] for key, (name, step) in outcomes.items()]
+        self.timeline.choices = [
+            [key, f"{choice.label}, {format_us(choice.step_us)}"] for key, choice in outcomes.items()
+        ]
         if self.timeline.against not in outcomes:
             self.timeline.against = ""
 

@@ -19,9 +19,11 @@ from ..glossary import tip
 from ..guard import Guard, guard_change
 from ..model import WorkbenchModel
 from ..setting import (
+    FILE,
     GIVEN_SUBJECT,
     HARDWARE_PRESETS,
     LINKS,
+    MODEL,
     Setting,
     link_name,
     preset_name,
@@ -104,10 +106,10 @@ class SettingPanel:
 
         subject = self.model.subject
         first = [] if subject is None else [(f"{shorten(subject.name, 30)} (given)", GIVEN_SUBJECT)]
-        stored_choices = [(shorten(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
+        stored_choices = [(shorten(p.rsplit("/", 1)[-1]), f"{FILE}{p}") for p in stored_graphs()]
         self.source = _drop(
             "model / graph",
-            [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored_choices],
+            [*first, *((f"{m} (build with TensorFlow)", f"{MODEL}{m}") for m in model_names()), *stored_choices],
             "the graph that is placed: the given one, one of a model that is built, or a stored one",
         )
         self.file = _text(
@@ -263,7 +265,7 @@ class SettingPanel:
             return {}
         if not Path(path.strip()).is_file():
             raise InvalidInput(f"there is no file {path.strip()!r} here")
-        changes: dict[str, Any] = {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}}
+        changes: dict[str, Any] = {"source": f"{FILE}{path.strip()}", "batch_size": None, "model_params": {}}
         if program_kind(path.strip()):
             changes["profile"] = "estimated"
             try:
@@ -298,10 +300,10 @@ class SettingPanel:
 
     def _batch_for(self, source: str) -> int | None:
         """Returns the first batch size of a newly chosen model."""
-        if source.startswith("model:"):
+        if source.startswith(MODEL):
             from ...models.registry import make_model
 
-            return int(make_model(source.partition(":")[2]).get_params()["batch_size"])
+            return int(make_model(source.removeprefix(MODEL)).get_params()["batch_size"])
         subject = self.model.subject
         if source == GIVEN_SUBJECT and isinstance(subject, Step) and subject.built_from is not None:
             return subject.built_from.batch_size
@@ -314,10 +316,8 @@ class SettingPanel:
 
         with self.quiet:
             if setting.source not in [value for _, value in self.source.options]:
-                self.source.options = [
-                    *self.source.options,
-                    (shorten(setting.source.partition(":")[2]), setting.source),
-                ]
+                label = shorten(setting.model or setting.path)
+                self.source.options = [*self.source.options, (label, setting.source)]
             self.source.value = setting.source
             size = setting.batch_size
             self.batch.disabled = size is None
