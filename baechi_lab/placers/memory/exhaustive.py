@@ -45,9 +45,10 @@ def _try_all_placements(graph: OpGraph, cluster: Cluster) -> tuple[Placement | N
     group, need = groups_of(graph), promised_bytes(graph)
     allowed = allowed_group_devices(graph, cluster, group)
     count = int(allowed.sum(axis=1).prod())
-    orders = list(islice(topological_orders(graph), int(MAX_SIMULATIONS // count) + 1))
-    has_all_orders = len(orders) <= MAX_SIMULATIONS // count
-    candidate_orders = [None, depth_first_order(graph), *orders[: max(int(MAX_SIMULATIONS // count) - 2, 0)]]
+    orders_per_placement = MAX_SIMULATIONS // count
+    orders = list(islice(topological_orders(graph), orders_per_placement + 1))
+    has_all_orders = len(orders) <= orders_per_placement
+    candidate_orders = [None, depth_first_order(graph), *orders[:orders_per_placement]]
     model = make_model(graph, cluster)
     work = make_work(model)
     for assignment in product(*(np.flatnonzero(row).tolist() for row in allowed)):
