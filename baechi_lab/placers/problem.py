@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +74,17 @@ def allowed_group_devices(graph: OpGraph, cluster: Cluster, group: Integers) -> 
     allowed = np.ones((int(group.max(initial=-1)) + 1, cluster.n), dtype=np.bool_)
     np.logical_and.at(allowed, group, allowed_devices(graph, cluster))
     return allowed
+
+
+def every_assignment(allowed: NDArray[np.bool_], limit: int) -> Iterator[NDArray[np.int64]]:
+    """Yields every device int64[groups] that `allowed` bool[groups, devices] permits; nothing if there are more than `limit`.
+
+    >>> [assignment.tolist() for assignment in every_assignment(np.array([[True, True], [False, True]]), 4)]
+    [[0, 1], [1, 1]]
+    """
+    if prod(allowed.sum(axis=1).tolist()) <= limit:  # of Python's integers, since floats would overflow
+        for assignment in product(*(np.flatnonzero(row).tolist() for row in allowed)):
+            yield np.array(assignment, dtype=np.int64)
 
 
 def transfer_us(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:

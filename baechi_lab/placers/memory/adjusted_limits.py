@@ -11,7 +11,6 @@ processor time end ops later than planned. The placer is then asked again with s
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement
 from ...simulator import makespan_and_peak, simulate_step
-from ..problem import allowed_group_devices, groups_of
+from ..problem import allowed_group_devices, every_assignment, groups_of
 from .depth_first import depth_first_order
 
 TRIES = 4
@@ -104,12 +103,10 @@ def fastest_of_all_placements(graph: OpGraph, cluster: Cluster) -> Placement | N
     """Returns the fastest placement of a small graph that fits in memory; None if none fits or the graph is large."""
     group = groups_of(graph)
     allowed = allowed_group_devices(graph, cluster, group)
-    if np.log(np.maximum(allowed.sum(axis=1), 1)).sum() > np.log(MAX_PLACEMENTS):
-        return None
     best: tuple[float, Placement] | None = None
-    for assignment in product(*(np.flatnonzero(row).tolist() for row in allowed)):
+    for assignment in every_assignment(allowed, MAX_PLACEMENTS):
         for order in (None, depth_first_order(graph)):
-            placement = Placement(device=np.array(assignment, dtype=np.int32)[group], order=order)
+            placement = Placement(device=assignment[group], order=order)
             timeline = simulate_step(graph, cluster, placement)
             if timeline.feasible and (best is None or timeline.makespan_us < best[0]):
                 best = timeline.makespan_us, placement

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice, product
+from itertools import islice
 from math import prod
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..evaluation.assignment import Limits, make_assignment
 from ..evaluation.evaluate import evaluate, overflow
 from ..evaluation.model import make_model
 from ..evaluation.work import make_work
-from ..problem import allowed_group_devices, groups_of
+from ..problem import allowed_group_devices, every_assignment, groups_of
 from .depth_first import depth_first_order
 from .packing import promised_bytes, reuses_memory
 
@@ -51,10 +51,10 @@ def _try_all_placements(graph: OpGraph, cluster: Cluster) -> tuple[Placement | N
     candidate_orders = [None, depth_first_order(graph), *orders[:orders_per_placement]]
     model = make_model(graph, cluster)
     work = make_work(model)
-    for assignment in product(*(np.flatnonzero(row).tolist() for row in allowed)):
+    for assignment in every_assignment(allowed, MAX_SIMULATIONS):
         if np.any(np.bincount(assignment, need, cluster.n) > cluster.memory_bytes):
             continue
-        device = np.array(assignment, dtype=np.int32)[group]
+        device = assignment.astype(np.int32)[group]
         for order in candidate_orders:
             evaluate(model, work, make_assignment(device, order), Limits(True))
             if overflow(model, work) == 0:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from ...graph import Cluster, OpGraph, Placement
 from ..pipeline_stages.device_loads import anneal_loads, largest_load, load_model, loads_of
 from ..pipeline_stages.objective import Objective
+from ..problem import every_assignment
 from .budget import Budget
 from .parameters import SEARCH, SearchParameters
-from .stages import every_assignment
 
 MOST_ASSIGNMENTS = 4096
 """Most assignments that are all tried, which takes less than a tenth of a second."""

@@ -10,8 +10,7 @@ these programs do not model. Of few assignments each is measured first. Complexi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import product
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -24,20 +23,9 @@ from ..contiguous import lines
 from ..evaluation.anneal import acceptance_threshold
 from ..pipeline_stages.objective import Objective
 from ..pipeline_stages.pipeline_units import PipelineUnits, make_pipeline_units
+from ..problem import every_assignment
 from .budget import Budget
 from .parameters import SEARCH, SearchParameters
-
-
-def every_assignment(allowed: NDArray[np.bool_], limit: int) -> Iterator[NDArray[np.int64]]:
-    """Yields every device int64[units] that `allowed` bool[units, devices] permits; nothing if there are more than `limit`.
-
-    >>> [assignment.tolist() for assignment in every_assignment(np.array([[True, True], [False, True]]), 4)]
-    [[0, 1], [1, 1]]
-    """
-    if np.log(np.maximum(allowed.sum(axis=1), 1)).sum() <= np.log(limit) + 1e-9:
-        for assignment in product(*(np.flatnonzero(row).tolist() for row in allowed)):
-            yield np.array(assignment, dtype=np.int64)
-
 
 MOST_ASSIGNMENTS = 64
 """Most assignments that are all measured."""
