@@ -64,7 +64,7 @@ def add_transfers(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_DESCRIPTION = ("devices", "memory", "speed", "kind", "link", "link_latency", "link_us_per_byte", "comm")
+_CLUSTER_OPTIONS = ("devices", "memory", "speed", "kind", "link", "link_latency", "link_us_per_byte", "comm")
 """Options that describe a cluster."""
 
 
@@ -75,15 +75,15 @@ def cluster_from(arguments: argparse.Namespace, graph: OpGraph | None = None) ->
         InvalidInput: the file, and an option in whose place it stands; or an option that no cluster can have.
     """
     if arguments.cluster is not None:
-        option = next((name for name in _DESCRIPTION if getattr(arguments, name) is not None), None)
+        option = next((name for name in _CLUSTER_OPTIONS if getattr(arguments, name) is not None), None)
         if option is not None:
             raise InvalidInput(
                 f"--cluster is {in_short(arguments.cluster)} and --{option.replace('_', '-')} is given too; "
                 "give the file or the options"
             )
         return load_cluster(arguments.cluster)
-    devices = arguments.default_devices if arguments.devices is None else arguments.devices
-    count = device_count(whole_number(devices, "--devices", lowest=1), "--devices")
+    count_text = arguments.default_devices if arguments.devices is None else arguments.devices
+    count = device_count(whole_number(count_text, "--devices", lowest=1), "--devices")
     kind, link, comm = transfers_from(arguments, graph)
     sizes = [str(memory_of(kind))] if arguments.memory is None else arguments.memory.split(",")
     memory = _per_device("--memory", [parse_bytes(m, "--memory") for m in sizes], count)

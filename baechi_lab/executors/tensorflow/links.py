@@ -94,24 +94,24 @@ def measure_link(
         InvalidInput: sizes or repeats.
         ExecutionError: a device that is not attached or out of memory, a worker that does not answer or dies, `timeout`.
     """
-    _check(sizes, repeats)
+    _check_sizes(sizes, repeats)
     if cluster is None:
-        device_names = [str(source), str(target)]
-        for name in device_names:
+        names = [str(source), str(target)]
+        for name in names:
             if _NAME.fullmatch(name) is None:
                 raise UnknownNameError.of("device", name, ["/device:CPU:0", "/device:GPU:0", "cpu:1", "gpu:1"])
-        names, addresses, pair = [(name, 0) for name in device_names], tuple(workers), (0, 1)
-        same = device_names[0].lower() == device_names[1].lower()
+        devices, addresses, pair = [(name, 0) for name in names], tuple(workers), (0, 1)
+        same = names[0].lower() == names[1].lower()
     else:
-        record, addresses = _running(cluster, workers)
-        names = [(d.name, d.memory_bytes) for d in record.devices]
+        record, addresses = _record_and_addresses(cluster, workers)
+        devices = [(d.name, d.memory_bytes) for d in record.devices]
         pair = record.index(source), record.index(target)
         same = pair[0] == pair[1]
     if same:
         raise InvalidInput(f"source and target are both {source!r}; a tensor that stays on one device costs nothing")
     options = device_options(workers=addresses, secret=secret)
-    ((seconds, _),) = _measure(names, [pair], options, sizes, repeats, 0, timeout, progress, cluster)
-    return _fit(names[pair[0]][0], names[pair[1]][0], sizes, seconds)
+    ((seconds, _),) = _measure(devices, [pair], options, sizes, repeats, 0, timeout, progress, cluster)
+    return _fit(devices[pair[0]][0], devices[pair[1]][0], sizes, seconds)
 
 
 def measure_links(
@@ -125,18 +125,18 @@ def measure_links(
     progress: bool = True,
 ) -> ClusterFit:
     """Measures and probes every ordered pair of a cluster's devices; see `measure_cluster`."""
-    _check(sizes, repeats)
-    record, addresses = _running(cluster, workers)
+    _check_sizes(sizes, repeats)
+    record, addresses = _record_and_addresses(cluster, workers)
     if record.n < 2:
         return ClusterFit(record, (), ())
-    names = [(d.name, d.memory_bytes) for d in record.devices]
+    devices = [(d.name, d.memory_bytes) for d in record.devices]
     pairs = list(permutations(range(record.n), 2))
     options = device_options(workers=addresses, secret=secret)
-    round_trips = _measure(names, pairs, options, sizes, repeats, PROBE_BYTES, timeout, progress, cluster)
+    round_trips = _measure(devices, pairs, options, sizes, repeats, PROBE_BYTES, timeout, progress, cluster)
     links, probes = [], []
     for (a, b), (seconds, waits) in zip(pairs, round_trips, strict=True):
-        links.append(_fit(names[a][0], names[b][0], sizes, seconds))
-        probes.append(Probe(names[a][0], names[b][0], *waiting_shares(waits)))
+        links.append(_fit(record.names[a], record.names[b], sizes, seconds))
+        probes.append(Probe(record.names[a], record.names[b], *waiting_shares(waits)))
     table = [[Link(0.0, 0.0)] * record.n for _ in range(record.n)]
     for (a, b), fit in zip(pairs, links, strict=True):
         table[a][b] = fit.link
@@ -205,7 +205,7 @@ def _fit(source: str, target: str, sizes: Sequence[int], seconds: NDArray[np.flo
 
 
 def _measure(
-    names: Sequence[tuple[str, int]],
+    devices: Sequence[tuple[str, int]],
     pairs: Sequence[tuple[int, int]],
     options: dict[str, Any],
     sizes: Sequence[int],
@@ -215,11 +215,11 @@ def _measure(
     progress: bool,
     cluster: Cluster | LocalCluster | None,
 ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Returns (seconds, probes) per pair, as the worker sends them."""
+    """Returns (seconds, probes) per pair, as the worker sends them. `devices` are names with bytes of memory."""
     from tqdm.auto import tqdm
 
     header = {
-        "devices": [list(name) for name in names],
+        "devices": [list(device) for device in devices],
         "options": options,
         "pairs": [list(pair) for pair in pairs],
         "sizes": [int(s) for s in sizes],
@@ -247,7 +247,7 @@ def _measure(
     return measurements
 
 
-def _running(cluster: Cluster | LocalCluster, workers: Sequence[str]) -> tuple[Cluster, tuple[str, ...]]:
+def _record_and_addresses(cluster: Cluster | LocalCluster, workers: Sequence[str]) -> tuple[Cluster, tuple[str, ...]]:
     if isinstance(cluster, LocalCluster):
         cluster.require_alive()
         return cluster.cluster, cluster.addresses
@@ -256,7 +256,7 @@ def _running(cluster: Cluster | LocalCluster, workers: Sequence[str]) -> tuple[C
     return cluster, tuple(workers)
 
 
-def _check(sizes: Sequence[int], repeats: int) -> None:
+def _check_sizes(sizes: Sequence[int], repeats: int) -> None:
     bad = [s for s in sizes if isinstance(s, bool) or not isinstance(s, (int, np.integer)) or s < 4 or s % 4]
     if bad or len(set(sizes)) < 2:
         raise InvalidInput(f"sizes is {list(sizes)!r}; give at least two different multiples of 4 bytes")

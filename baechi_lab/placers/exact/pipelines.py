@@ -87,12 +87,14 @@ class PipelineProof:
         return self.best.replace(info=info)
 
     def _reaches(self, bound: float) -> bool:
+        """Whether no placement can be better than the best one by more than the solver's tolerance."""
         return self.us <= bound * (1 + CLOSE) + 1e-12
 
     def _remaining_seconds(self) -> float:
         return self.params.time_limit - (working_seconds() - self.start_seconds)
 
     def _stop(self) -> bool:
+        """Reports the progress; returns whether the callback has ended the proof."""
         if self.params.callback is not None and not self.stopped:
             progress = ExactProgress(working_seconds() - self.start_seconds, self.us, self.bound)
             self.stopped = self.params.callback(progress) is True
@@ -125,13 +127,10 @@ class PipelineProof:
             self.bound = max(self.bound, min(float(answer["bound"]) / scale, self.us))
         if answer["device"] is not None:
             # Measures every numbering of equal devices: the simulator breaks ties by device index.
-            many = (
-                request["equal"]
-                and self.objective.name == "step"
-                and self.cluster.comm != "parallel"
-                and self.cluster.n <= 4
-            )
-            for number in permutations(range(self.cluster.n)) if many else [tuple(range(self.cluster.n))]:
+            devices = range(self.cluster.n)
+            is_step_in_queues = self.objective.name == "step" and self.cluster.comm != "parallel"
+            renumbers = request["equal"] and is_step_in_queues and self.cluster.n <= 4
+            for number in permutations(devices) if renumbers else [devices]:
                 device = np.array(number, dtype=np.int32)[np.array(answer["device"])][self.group]
                 placement = Placement(device=device)
                 try:

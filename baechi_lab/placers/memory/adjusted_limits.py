@@ -106,7 +106,7 @@ def fastest_of_all_placements(graph: OpGraph, cluster: Cluster) -> Placement | N
     best: tuple[float, Placement] | None = None
     for assignment in every_assignment(allowed, MAX_PLACEMENTS):
         for order in (None, depth_first_order(graph)):
-            placement = Placement(device=assignment[group], order=order)
+            placement = Placement(device=assignment.astype(np.int32)[group], order=order)
             timeline = simulate_step(graph, cluster, placement)
             if timeline.feasible and (best is None or timeline.makespan_us < best[0]):
                 best = timeline.makespan_us, placement

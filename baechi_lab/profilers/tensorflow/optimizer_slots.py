@@ -48,21 +48,31 @@ def optimizer_slots(
     graph_def: GraphDef, shapes: dict[str, tuple[int, ...]], declared_slots: dict[str, str]
 ) -> dict[str, str]:
     """Returns slot -> variable by name: `declared_slots` first, then slots that the graph shows unambiguously."""
-    slots = dict(declared_slots)
-    fused_slots = {}
+    slots = {**_slots_by_data_flow(graph_def, shapes), **_slots_of_fused_updates(graph_def, shapes)}
+    owners = set(declared_slots.values())
+    slots = {slot: variable for slot, variable in slots.items() if slot not in owners}
+    return dict(sorted({**slots, **declared_slots}.items()))
+
+
+def _slots_of_fused_updates(graph_def: GraphDef, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
+    slots = {}
     for node in graph_def.node:
         if node.op.startswith(("ResourceApply", "ResourceSparseApply")):
             handles = [p for p, _ in data_inputs(node) if p in shapes]
-            fused_slots.update({s: handles[0] for s in handles[1:] if shapes[s] == shapes[handles[0]]})
-    # Each variable's value is followed through update arithmetic to the variables that are assigned from it.
-    nodes = {n.name: n for n in graph_def.node}
-    # The ops that are not gradient ops and that no gradient op reads, directly or through others.
+            slots.update({s: handles[0] for s in handles[1:] if shapes[s] == shapes[handles[0]]})
+    return slots
+
+
+def _slots_by_data_flow(graph_def: GraphDef, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
+    """Follows each variable's value through update arithmetic to the variables that are assigned from it."""
+    # The ops that are gradient ops or that a gradient op reads, directly or through others.
     before_gradient: set[str] = set()
     for node in reversed(graph_def.node):
         if node.name in before_gradient or "gradient_tape/" in node.name or "gradients/" in node.name:
             before_gradient.add(node.name)
             before_gradient.update(split(r)[0] for r in node.input)
-    arithmetic = {n.name for n in graph_def.node} - before_gradient
+    names = {node.name for node in graph_def.node}
+    arithmetic = names - before_gradient
     reads: dict[str, list[str]] = defaultdict(list)
     reach: dict[str, set[str]] = defaultdict(set)  # op -> variables that are assigned from its value
     for node in reversed(graph_def.node):
@@ -79,18 +89,11 @@ def optimizer_slots(
             continue
         for producer, _ in sources:
             reach[producer] |= targets
-    update_reads = {v: [r for r in rs if r in arithmetic] for v, rs in reads.items()}
-    flow_slots = {}
+    slots = {}
     for variable, shape in shapes.items():
-        if not shape or variable not in nodes or len(update_reads.get(variable, [])) != len(reads.get(variable, [])):
-            continue
-        targets = set().union(*(reach[r] for r in reads[variable])) if reads.get(variable) else set()
-        assigned_variables = {t for t in targets - {variable} if shapes[t] == shape}
-        if variable in targets and len(assigned_variables) == 1:
-            flow_slots[variable] = assigned_variables.pop()
-    slots_by_name = {**flow_slots, **fused_slots}
-    owners = set(slots.values())
-    for slot, variable in slots_by_name.items():
-        if slot not in slots and slot not in owners:
-            slots[slot] = variable
-    return dict(sorted(slots.items()))
+        if shape and variable in names and arithmetic.issuperset(reads[variable]):
+            targets = set().union(*(reach[read] for read in reads[variable]))
+            assigned_variables = {t for t in targets - {variable} if shapes[t] == shape}
+            if variable in targets and len(assigned_variables) == 1:
+                slots[variable] = assigned_variables.pop()
+    return slots
