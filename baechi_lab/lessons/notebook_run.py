@@ -23,7 +23,8 @@ from typing import Any
 
 from ..workers.isolated import isolated_command
 from ..workers.network import CREATE_NETWORK
-from .exercise import SECONDS, TooLong
+from . import exercise
+from .exercise import TooLong
 from .submission import Submission
 from .worst_cases import Instance
 
@@ -116,7 +117,8 @@ class NotebookRun:
 
         def call(*arguments: object) -> object:
             encoded_arguments = base64.b64encode(pickle.dumps(arguments)).decode()
-            reply = self.ask({"call": number, "arguments": encoded_arguments}, 10 * SECONDS)
+            request = {"call": number, "arguments": encoded_arguments, "seconds": exercise.SECONDS}
+            reply = self.ask(request, 10 * exercise.SECONDS)
             if reply is None or reply.get("too_long"):
                 raise TooLong
             if "error" in reply:

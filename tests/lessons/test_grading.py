@@ -12,6 +12,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.cli import main
 from baechi_lab.graph.generators.homework import planted_instance
+from baechi_lab.lessons import exercise
 from baechi_lab.lessons.grading import Grade, grade_folder, grade_notebook, with_duplicates
 from baechi_lab.lessons.notebook_process import plain_value
 from baechi_lab.lessons.submission import read_submission
@@ -100,12 +101,13 @@ def test_answers_are_judged_one_by_one(tmp_path, cells, right, remarks):
 
 @pytest.mark.subprocess
 @pytest.mark.slow
-def test_a_function_that_does_not_end_costs_its_exercise_only(tmp_path):
+def test_a_function_that_does_not_end_costs_its_exercise_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(exercise, "SECONDS", 0.25)
     function = "def shortest_us(graph, cluster):\n    while True:\n        pass"
     endless = f"{function}\nif 'graded' in []:\n    check(4, shortest_us)"  # the notebook itself does not wait for it
     grade = grade_notebook(write(tmp_path / "student.ipynb", HEAD, endless, *exercises({3: ANSWERS[3]})[1:]))
     assert grade.right == 1
-    assert "has not ended after 5 seconds" in " ".join(grade.remarks)
+    assert "has not ended after 0.25 seconds" in " ".join(grade.remarks)
 
 
 CHEATS = {
