@@ -467,13 +467,16 @@ LABELS = RNG.integers(0, 5, (8, 3)).astype(np.int32)
 COUNTS = np.array([3, 3, 1, 2, 3, 1, 1, 3])[:, None] > np.arange(3)  # of each row the words that count
 
 
-def _gradient_step(loss, update=None):
-    """A step that trains one weight matrix by `loss(weight, *batch)`; `update(weight, gradient, loss)` writes it."""
+def _gradient_step(loss, update=None, autograph=False):
+    """A step that trains one weight matrix by `loss(weight, *batch)`; `update(weight, gradient, loss)` writes it.
+
+    Converting a function costs a quarter of tracing it: `autograph` where it has statements that depend on tensors.
+    """
     import tensorflow as tf
 
     weight = tf.Variable(np.linspace(-0.5, 0.5, 20, dtype=np.float32).reshape(4, 5), name="w")
 
-    @tf.function
+    @tf.function(autograph=autograph)
     def step(*batch):
         with tf.GradientTape() as tape:
             value = loss(weight, *batch)
@@ -575,7 +578,7 @@ def _updates():
 
 @pytest.mark.parametrize("kind", range(6), ids=["cond", "nested_if", "loop", "switch_case", "raw", "part"])
 def test_a_conditional_update_reads_the_mean_gradient(kind, worker):
-    _assert_equal_steps(lambda: _gradient_step(_squares, _updates()[kind]), (WORDS,), worker)
+    _assert_equal_steps(lambda: _gradient_step(_squares, _updates()[kind], autograph=True), (WORDS,), worker)
 
 
 def test_a_conditional_update_of_looked_up_rows(worker):
@@ -856,7 +859,7 @@ def test_bug_a_branch_that_the_inputs_choose_was_that_of_a_micro_batch(worker):
 
 def test_bug_a_graph_with_other_ops_for_the_undivided_batch_went_unnoticed():
     def loss(weight, words):
-        return sum(_squares(weight, words) for _ in range(len(words)))
+        return sum(_squares(weight, words) for _ in range(words.shape[0]))
 
     with pytest.warns(UserWarning, match="depends on the number of samples: it has 2 ops of type 'MatMul', and 6 for"):
         _unrolled(_gradient_step(loss), WORDS[:2], reduction=None)
@@ -965,6 +968,7 @@ def _mixing_losses():
     def scan(weight, words):
         return tf.reduce_mean(tf.scan(lambda before, row: before / 2 + row, words[:, 0] @ weight) ** 2)
 
+    @tf.autograph.to_graph
     def rows(weight, words):
         total = 0.0
         for row in words:
@@ -1038,10 +1042,12 @@ def _mixing_losses():
         return tf.reduce_mean(tf.cond(tf.reduce_max(outputs) > 0, lambda: tf.nn.relu(outputs), lambda: outputs) ** 2)
 
     def weights_by_position(weight, words):
-        return tf.reduce_mean(tf.reduce_sum(words[:, 0] @ weight, -1) * np.linspace(1, 2, len(words), dtype=np.float32))
+        return tf.reduce_mean(
+            tf.reduce_sum(words[:, 0] @ weight, -1) * np.linspace(1, 2, words.shape[0], dtype=np.float32)
+        )
 
     def root_of_the_number_of_samples(weight, words):
-        return _squares(weight, words) * float(np.sqrt(len(words)))
+        return _squares(weight, words) * float(np.sqrt(words.shape[0]))
 
     def square_of_a_share(weight, words):
         return tf.reduce_sum(((words[:, 0] @ weight - 1.0) / tf.cast(tf.shape(words)[0], tf.float32)) ** 2)
@@ -1064,8 +1070,8 @@ def _mixing_losses():
 
     def number_of_samples_in_rounds(weight, words):
         outputs = words[:, 0] @ weight
-        rounds = lambda i, state: (i + 1, tf.tanh(state + outputs * len(words)))  # noqa: E731
-        return tf.reduce_mean(tf.while_loop(lambda i, _: i < 3, rounds, [0, tf.zeros([len(words), 5])])[1] ** 2)
+        rounds = lambda i, state: (i + 1, tf.tanh(state + outputs * words.shape[0]))  # noqa: E731
+        return tf.reduce_mean(tf.while_loop(lambda i, _: i < 3, rounds, [0, tf.zeros([words.shape[0], 5])])[1] ** 2)
 
     def until_all_are_small(weight, words):
         return tf.reduce_mean(
@@ -1249,7 +1255,7 @@ def _update_if_small(threshold):
             weight.assign_sub(0.5 * gradient)
         mean.assign(0.5 * mean + 0.5 * loss)
 
-    return _gradient_step(_squares, update)
+    return _gradient_step(_squares, update, autograph=True)
 
 
 @pytest.mark.parametrize("updates", [False, True])
@@ -1281,7 +1287,7 @@ def test_an_update_may_depend_on_a_property_of_any_or_all_samples(kind, worker):
             else:
                 weight.assign_add(gradient)
 
-        return _gradient_step(loss, update)
+        return _gradient_step(loss, update, autograph=True)
 
     _assert_equal_steps(make, (WORDS,), worker)
 
