@@ -145,20 +145,12 @@ def local_clusters_start() -> None:
         LocalCluster.__init__ = start_trusting
 
 
-class _OneOfEachKind(dict):
-    """How many workers of each kind were started: at least one."""
-
-    def get(self, kind: object, default: int = 0) -> int:
-        return super().get(kind, 1)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def first_workers_are_forked() -> None:
-    """A first worker is a program that imports TensorFlow, and the process that the next are forked from imports it again:
-    four seconds of a processor each, and in tests there always is a second worker."""
-    from baechi_lab.workers import forked
+    """Those of notebooks as well (`shared_kernel.py`)."""
+    from first_workers import fork_first_workers
 
-    forked._started = _OneOfEachKind()
+    fork_first_workers()
 
 
 def _end_jobs() -> None:
@@ -192,10 +184,11 @@ def no_later_search_for_garbage_visits_what_a_file_leaves() -> Iterator[None]:
 _modules_kept = 0
 
 
-def _keep_what_is_alive() -> None:
+def _keep_what_is_alive(and_garbage: bool = False) -> None:
     global _modules_kept
     _modules_kept = len(sys.modules)
-    gc.collect()
+    if not and_garbage:
+        gc.collect()
     gc.freeze()
 
 
@@ -230,10 +223,10 @@ def one_torch_thread(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What collecting made stays until the end: no later search for garbage goes through it (a seventh of the time of
-    tests that import a framework)."""
+    """What collecting made stays until the end: no search for garbage goes through it (a seventh of the time of tests that
+    import a framework, and a second for its own little garbage)."""
     gc.set_threshold(20_000, 20, 100)
-    _keep_what_is_alive()
+    _keep_what_is_alive(and_garbage=True)
     gc.enable()
 
 

@@ -1,18 +1,26 @@
 """One Jupyter kernel for all notebooks that a test process runs.
 
-A new kernel imports the libraries again, which takes longer than most notebooks do. Between two notebooks the namespace is
-emptied, widgets are closed, and what they compute in the background ends. After a cell that did not end in time the
-next notebook gets a new kernel.
+A new kernel imports the libraries again, which takes longer than most notebooks do. Its first worker is forked, as those of
+tests are. Between two notebooks the namespace is emptied, widgets are closed, and what they compute in the background ends.
+After a cell that did not end in time the next notebook gets a new kernel.
 """
 
 from __future__ import annotations
 
 import queue
+from pathlib import Path
 from typing import Any
 
 from nbval import plugin
 from nbval.kernel import RunningKernel
 
+START = f"""
+import sys as _sys
+_sys.path.append({str(Path(__file__).parent)!r})
+from first_workers import fork_first_workers as _fork_first_workers
+_fork_first_workers()
+_sys.path.pop()
+"""
 EMPTY = """
 import os as _os, sys as _sys
 _os.chdir({folder!r})
@@ -43,16 +51,19 @@ def end_shared_kernel() -> None:
 
 
 def _shared_kernel(kernel_name: str, cwd: str, startup_timeout: float) -> RunningKernel:
-    if _running and _running[0].is_alive() and _is_emptied(_running[0], cwd):
+    empty = EMPTY.format(folder=cwd)
+    if _running and _running[0].is_alive() and _runs(_running[0], empty):
         return _running[0]
     end_shared_kernel()
-    _running.append(RunningKernel(kernel_name, cwd=cwd, startup_timeout=startup_timeout))
-    return _running[0]
+    kernel = RunningKernel(kernel_name, cwd=cwd, startup_timeout=startup_timeout)
+    _running.append(kernel)
+    _runs(kernel, START)
+    return kernel
 
 
-def _is_emptied(kernel: RunningKernel, folder: str) -> bool:
-    """Empties the namespace; False if the kernel does not do it in time."""
-    message = kernel.kc.execute(EMPTY.format(folder=folder), silent=True, store_history=False)
+def _runs(kernel: RunningKernel, code: str) -> bool:
+    """Runs code; False if the kernel does not end it in time."""
+    message = kernel.kc.execute(code, silent=True, store_history=False)
     try:
         return kernel.kc.get_shell_msg(timeout=SECONDS)["parent_header"].get("msg_id") == message
     except queue.Empty:
