@@ -222,7 +222,7 @@ def test_worker_killed_mid_step(step, placement, victim, trusted):
     assert all(not os.path.exists(f"/proc/{pid}") for pid in local.pids)
 
 
-@pytest.mark.parametrize(("victim", "seconds"), [(0, 0.0), (1, 2.0)])
+@pytest.mark.parametrize(("victim", "seconds"), [(0, 0.0), (1, 0.5)])
 def test_worker_killed_before_the_first_step(step, placement, local, victim, seconds):
     """While the session is made; the seconds that this takes vary, and with them the moment: it may be gone when first asked."""
     with bl.LocalCluster(2) as own_cluster, Peers(own_cluster.addresses, local=own_cluster) as peers:
@@ -243,10 +243,10 @@ def test_worker_killed_before_the_first_step(step, placement, local, victim, sec
 def test_a_server_that_closes_an_idle_connection_is_not_lost():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with Peers([address], seconds=0.1) as peers:
+        with Peers([address], seconds=0.05) as peers:
             for _ in range(3):
                 listener.accept()[0].close()
-                assert peers.wait_for_ended_server(0.3) is None
+                assert peers.wait_for_ended_server(0.15) is None
             listener.close()
             assert peers.wait_for_ended_server(5.0) == f"worker 0 of the cluster ({address}) has ended"
 

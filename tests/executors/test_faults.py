@@ -149,7 +149,7 @@ def test_hang_in_the_middle_and_cancellation(step, placement, unplaced_losses):
         if result.index == 1:
             os.kill(worker.pid, signal.SIGSTOP)
 
-    run = bl.execute(step, placement, steps=10_000, warmup=0, kind="cpu", timeout=3, on_step=stop, worker=worker)
+    run = bl.execute(step, placement, steps=10_000, warmup=0, kind="cpu", timeout=2, on_step=stop, worker=worker)
     assert run.status == "timeout" and len(run.outputs) >= 2
     assert float(run.outputs[1][0]) == pytest.approx(unplaced_losses[1], rel=1e-6)
     assert have_ended(worker.pid)

@@ -19,7 +19,7 @@ from baechi_lab.simulator.paths import heads_and_tails
 
 pytestmark = pytest.mark.slow  # `least` is compiled in every run
 COMMS = ("parallel", "sequential", "duplex")
-INSTANCES = 72 if HAS_NUMBA else 8
+INSTANCES = 48 if HAS_NUMBA else 8
 MOST_OPS = 8 if HAS_NUMBA else 5
 
 
