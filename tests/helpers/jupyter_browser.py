@@ -244,10 +244,20 @@ def lab_page_for_file(page, width: int, height: int):
         page.evaluate("() => window.jupyterapp?.shell.currentWidget?.dispose()")
 
 
-def eventually(page, check, seconds: float = 30.0):
+def leave_lab(page) -> None:
+    """Shows an empty page, whatever was not saved or asked on this one. A notebook is opened in a new JupyterLab then."""
+    accept = lambda dialog: dialog.accept()  # noqa: E731 - the listener is removed again
+    page.on("dialog", accept)
+    page.goto("about:blank")
+    page.remove_listener("dialog", accept)
+    page.problems.clear()
+
+
+def eventually(page, check, seconds: float = 60.0):
     """Calls `check` until it raises no AssertionError, and returns its value. The page goes on drawing and listening meanwhile.
 
-    What a page shows after an action follows one or more frames later, and after an answer of the kernel.
+    What a page shows after an action follows one or more frames later, and after an answer of the kernel. Two parts of a
+    page follow one after the other: that one is there does not mean that the other is.
     """
     end = time.monotonic() + seconds
     while True:
@@ -259,14 +269,20 @@ def eventually(page, check, seconds: float = 30.0):
         page.wait_for_timeout(50)
 
 
-EXECUTE = """(code) => {
-  window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestExecute({ code, silent: true });
+EXECUTE = """async ([code, isAwaited]) => {
+  const { kernel } = window.jupyterapp.shell.currentWidget.sessionContext.session;
+  const { done } = kernel.requestExecute({ code, silent: true });
+  return isAwaited ? (await done).content.evalue ?? '' : '';
 }"""
 
 
-def execute(page, code: str) -> None:
-    """Has the kernel of the opened notebook execute code, without a cell, and waits for nothing."""
-    page.evaluate(EXECUTE, code)
+def execute(page, code: str, is_awaited: bool = True) -> None:
+    """Has the kernel of the opened notebook execute code, without a cell; clicks are handled in another thread of it.
+
+    Unless `is_awaited`, that thread may handle what the page does next before the code has ended.
+    """
+    error = page.evaluate(EXECUTE, [code, is_awaited])
+    assert not error, error
 
 
 def await_drawing(page) -> None:

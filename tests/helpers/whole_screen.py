@@ -134,7 +134,7 @@ def themed(page, theme):
 def faults(page, name):
     """What of the part `name` is not whole, as `{kind: what}`; the workbench is scrolled to the top of the screen."""
     tab(page, name)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:  # until what follows the size of the window, the tab and the theme has followed
         page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
         seen_faults = {**page.evaluate(FAULTS_OF_TAB, name), "faint": page.evaluate(CONTRAST)}

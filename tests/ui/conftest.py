@@ -3,6 +3,29 @@
 import jupyter_browser as jb
 import pytest
 
+FAILED = pytest.StashKey[bool]()
+"""Whether the test that ran last in a file failed."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.failed:
+        item.getparent(pytest.Module).stash[FAILED] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _begin_again_after_a_failure(request):
+    """What a failed test leaves on the page is no reason for the next one to fail, where the file has a function `begin`."""
+    file = request.node.getparent(pytest.Module)
+    if file.stash.get(FAILED, False) and hasattr(file.obj, "begin"):
+        file.stash[FAILED] = False
+        page, lab = request.getfixturevalue("page"), request.getfixturevalue("lab")
+        lab.end_sessions()
+        jb.leave_lab(page)
+        file.obj.begin(page, lab)
+
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):

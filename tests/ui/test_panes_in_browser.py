@@ -57,12 +57,17 @@ GRAPH, TIMELINE, MEMORY = (f'canvas[aria-label="{name}"]' for name in ("Graph", 
 def page(lab, lab_page):
     """The workbench, drawn. Errors of the page end the tests that caused them."""
     with jb.lab_page_for_file(lab_page, 1600, 1000) as opened:
-        jb.open_notebook(opened, lab.add_notebook("panes.ipynb", CELLS))
-        jb.run_first(opened, 2, GRAPH, 120_000)  # with the figures, every frame of the page takes longer
-        opened.wait_for_function(f"() => Number(document.querySelector('{GRAPH}')?.dataset.frames) > 0")
-        opened.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
-        jb.settle(opened)  # the kernel answers no click before the last cell has ended
+        begin(opened, lab)
         yield opened
+
+
+def begin(page, lab):
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    jb.open_notebook(page, lab.add_notebook("panes.ipynb", CELLS))
+    jb.run_first(page, 2, GRAPH, 120_000)  # with the figures, every frame of the page takes longer
+    page.wait_for_function(f"() => Number(document.querySelector('{GRAPH}')?.dataset.frames) > 0")
+    page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
+    jb.settle(page)  # the kernel answers no click before the last cell has ended
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +111,12 @@ def test_memory_fills_what_the_timeline_leaves_on_the_full_screen(page, tab_name
     tab(page, tab_name)
     page.click('.bl-tabs button[aria-label="full screen"]')
     page.wait_for_function("() => document.fullscreenElement?.matches('.bl-workbench')")
-    panes, words = _size(page, ".bl-panes"), _size(page, f".bl-view:has({MEMORY}) > .bl-live")
-    assert 0 <= panes["bottom"] - words["bottom"] < 12
+
+    def memory_fills_its_pane():
+        panes, words = _size(page, ".bl-panes"), _size(page, f".bl-view:has({MEMORY}) > .bl-live")
+        assert 0 <= panes["bottom"] - words["bottom"] < 12
+
+    jb.eventually(page, memory_fills_its_pane)
     # The rows share the room: the lowest row's tooltip and the time axis are where they are drawn.
     box = page.locator(MEMORY).bounding_box()
     assert box["height"] > 4 * 74 + 20
@@ -124,16 +133,16 @@ def test_bug_the_line_below_the_memory_lay_below_the_pane(page):
     """Where there is no room, a row is as high as its three lines of text need, 62 pixels, and the time axis takes 20."""
     page.set_viewport_size({"width": 1280, "height": 720})
     tab(page, "Run")
-    assert _size(page, MEMORY)["height"] == 4 * 62 + 20
+    jb.eventually(page, lambda: _near(_size(page, MEMORY)["height"], 4 * 62 + 20))
     tab(page, "Graph")
 
 
 def test_bug_peaks_below_the_memory_were_said_to_be_in_bytes(page, outcome):
     peaks = outcome[1].peak_bytes
     tab(page, "Run")
-    words = page.locator(f".bl-view:has({MEMORY}) > .bl-live").inner_text()
-    for device, peak in enumerate(peaks):
-        assert f"gpu:{device}: peak {format_bytes_beside(peak, peaks.max())} at" in words
+    words = page.locator(f".bl-view:has({MEMORY}) > .bl-live")
+    texts = [f"gpu:{device}: peak {format_bytes_beside(peak, peaks.max())} at" for device, peak in enumerate(peaks)]
+    jb.eventually(page, lambda: _holds(words.inner_text(), texts))
     tab(page, "Graph")
 
 
@@ -340,7 +349,7 @@ def test_idle_devices_are_one_line_and_lanes_are_stretched(page, outcome):
     placer.select_option("single")
     page.wait_for_function(lanes, arg="3")  # one device and its transfers, and "gpu:1 to gpu:3 idle"
     legend = page.locator(".bl-pane-timeline .bl-key")
-    jb.eventually(page, lambda: _same_list(legend.all_inner_texts(), ["gpu:0"]))  # it waits for nothing
+    jb.eventually(page, lambda: _same(legend.all_inner_texts(), ["gpu:0"]))  # it waits for nothing
     shot(page, "lanes")
     page.locator(TIMELINE).focus()
     page.keyboard.press("i")
@@ -368,7 +377,7 @@ def test_idle_devices_are_one_line_and_lanes_are_stretched(page, outcome):
     kinds = {KINDS[kind] for kind in waits(*outcome).kind}
     waiting = [text for kind, text in words.items() if kind in kinds]
     assert "queue" in kinds  # dashed lines
-    jb.eventually(page, lambda: _same_list(legend.all_inner_texts()[4:], waiting))
+    jb.eventually(page, lambda: _same(legend.all_inner_texts()[4:], waiting))
     assert page.problems == []
 
 
@@ -604,14 +613,14 @@ def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
             continue
         code = page.locator(".bl-pane-export .bl-code").last
         jb.eventually(page, lambda code=code, plan=plan: _same_text(code, plan.text))
-        assert copy.is_enabled()
+        page.wait_for_selector('button:text-is("Copy the plan"):enabled')
         for sentence in plan.unsupported:
             page.locator(".bl-pane-export", has_text=sentence).wait_for()
     shot(page, "export")
     assert page.problems == []
 
 
-def _same_list(values, expected):
+def _same(values, expected):
     assert values == expected
 
 
@@ -708,6 +717,14 @@ def test_a_splitter_is_moved_by_keys_and_by_the_mouse(page, pane_name, pane, key
     assert page.problems == []
 
 
+def _fills(size, width, height):
+    assert (size["x"], size["y"], size["width"], size["height"]) == (0, 0, width, height)
+
+
+def _holds(text, pieces):
+    assert all(piece in text for piece in pieces), text
+
+
 def _near(size, expected_size):
     assert abs(size - expected_size) <= 1.5, (size, expected_size)
 
@@ -724,8 +741,7 @@ def test_the_graph_fills_its_pane_and_the_full_screen(page):
     windowed = _size(page, GRAPH)
     page.click('.bl-tabs button[aria-label="full screen"]')
     page.wait_for_function("() => document.fullscreenElement?.matches('.bl-workbench')")
-    bench = _size(page, ".bl-workbench")
-    assert (bench["x"], bench["y"], bench["width"], bench["height"]) == (0, 0, 1600, 840)
+    jb.eventually(page, lambda: _fills(_size(page, ".bl-workbench"), 1600, 840))
     full_size = _size(page, GRAPH)
     assert full_size["width"] > windowed["width"] and full_size["height"] > windowed["height"]
     shot(page, "full-screen", ["Light"])
@@ -799,12 +815,10 @@ def test_charts_below_a_table_fill_a_high_screen(page):
     tab(page, "Compare")
     page.locator('.bl-pane .jupyter-button:visible:text-is("Compare")').first.click()
     page.wait_for_selector(".bl-pane-compare .bl-chart svg", timeout=120_000)
-    heights = []
-    for height in (720, 1000):
+    chart = ".bl-pane-compare .bl-chart svg"
+    for height, chart_height in ((720, 184), (1000, 1000 - 128 - 480)):
         page.set_viewport_size({"width": 1600, "height": height})
-        jb.settle(page)
-        heights.append(round(_size(page, ".bl-pane-compare .bl-chart svg")["height"]))
-    assert heights[0] == 184 and heights[1] == 1000 - 128 - 480
+        jb.eventually(page, lambda expected=chart_height: _near(_size(page, chart)["height"], expected))
     page.set_viewport_size({"width": 1600, "height": 1000})
     assert page.problems == []
 
@@ -818,10 +832,15 @@ def test_ways_to_fit_have_the_library_s_steps_and_peaks(page, outcome):
     rows = page.locator(".bl-pane-fit .bl-table tr:not(:has(th))")
     rows.first.wait_for()
     columns = option_columns(fit.options)
-    shown = [row.replace("\xa0", " ").split("\t")[: len(columns)] for row in rows.all_inner_texts()]
-    shown = [[cell.strip() for cell in row] for row in shown]
-    texts = zip(*(column.texts for column in columns), strict=True)
-    assert shown == [[cell.replace("\xa0", " ") for cell in cells] for cells in texts]
+    texts = [[cell.replace("\xa0", " ") for cell in cells] for cells in zip(*(c.texts for c in columns), strict=True)]
+
+    def every_option_is_shown():
+        cells = [row.replace("\xa0", " ").split("\t")[: len(columns)] for row in rows.all_inner_texts()]
+        shown = [[cell.strip() for cell in row] for row in cells]
+        assert shown == texts
+        return shown
+
+    shown = jb.eventually(page, every_option_is_shown)
     heads = page.locator(".bl-pane-fit .bl-table th").all_inner_texts()
     peaks = next(k for k, head in enumerate(heads) if head.startswith("peak of each device ("))
     assert heads[3].startswith("step time (") and not any(head.startswith("samples/s") for head in heads)
@@ -872,23 +891,27 @@ def test_figures_show_every_device_on_one_scale_without_a_background(page, outco
     )
     page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 6")
     gantt, memory, _ = (page.locator(".js-plotly-plot").nth(k) for k in range(3))
-    assert {"gpu:0", "gpu:1", "gpu:2", "gpu:3"} < set(gantt.locator(".ytick").all_text_contents())
-    assert format_us(alone.makespan_us) in gantt.locator(".gtitle").text_content()
-    scales = [memory.locator(f".{axis}tick").all_text_contents() for axis in ("y", "y2", "y3", "y4")]
-    assert scales[0] and scales == scales[:1] * 4
-    peaks = " ".join(memory.locator(".annotation-text").all_text_contents())
-    assert all(f"peak {format_bytes(int(peak))} of" in peaks for peak in alone.peak_bytes)
+
+    def figures_have_their_texts():
+        assert {"gpu:0", "gpu:1", "gpu:2", "gpu:3"} < set(gantt.locator(".ytick").all_text_contents())
+        assert format_us(alone.makespan_us) in gantt.locator(".gtitle").text_content()
+        scales = [memory.locator(f".{axis}tick").all_text_contents() for axis in ("y", "y2", "y3", "y4")]
+        assert scales[0] and scales == scales[:1] * 4
+        peaks = " ".join(memory.locator(".annotation-text").all_text_contents())
+        assert all(f"peak {format_bytes(int(peak))} of" in peaks for peak in alone.peak_bytes)
+
+    jb.eventually(page, figures_have_their_texts)
     themed(page, "Dark")
     opaque = """() => [...document.querySelectorAll('.js-plotly-plot :is(.main-svg, .bg, .modebar-group)')].filter((e) => {
       const { backgroundColor, fill, fillOpacity } = getComputedStyle(e);
       return e.matches('.bg') ? fill !== 'none' && Number(fillOpacity) > 0 : !/, 0\\)$/.test(backgroundColor);
     }).length"""
-    assert page.evaluate(opaque) == 0
+    jb.eventually(page, lambda: _same(page.evaluate(opaque), 0))
     apart = """() => [...document.querySelectorAll('.js-plotly-plot')].every((plot) => {
       const [legend, buttons] = ['.legend', '.modebar'].map((part) => plot.querySelector(part)?.getBoundingClientRect());
       return !legend || !buttons || legend.top >= buttons.bottom || legend.right <= buttons.left;
     })"""
-    assert page.evaluate(apart)
+    jb.eventually(page, lambda: _same(page.evaluate(apart), True))
     jb.screenshot(page, "panes-figures-dark")
     themed(page, "Light")
     assert page.problems == []

@@ -69,7 +69,7 @@ def test_a_torch_step_is_opened_run_and_exported(lab, lab_page):
         page.click('.bl-pane-export button:text-is("Show the plan")')
         jb.eventually(page, lambda: same_text(page.locator(".bl-pane-export .bl-code").last, plan.text))
         for sentence in plan.unsupported:
-            assert sentence in page.locator(".bl-pane-export").inner_text()
+            page.locator(".bl-pane-export", has_text=sentence).wait_for()
         # Micro-batches cut the batch.
         micro_batch_input = page.locator('.bl-setting .widget-inline-hbox:has(label > :text-is("micro-batches")) input')
         micro_batch_input.fill("3")
