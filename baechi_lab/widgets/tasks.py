@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import InvalidInput
 from ..frameworks import framework_of, framework_part
 from ..graph import OpGraph, Run
+from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 from .background import Background, Ticket
 from .codegen import torch_names
 from .comparing import CURRENT, compare_placers, comparison_in_words, name_of
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 
 RUN, SWEEP, COMPARISON = "the run", "the sweep", "the comparison"
+MOST_OPS_HERE = 50_000
+"""Most ops in the graphs of all rows of a sweep that starts no processes: its rows take less time than their start does."""
 
 
 class ComparableOutcome(NamedTuple):
@@ -395,8 +398,11 @@ class Tasks:
 
             return sweep(target, on_row=on_row, **options, **grid)
 
-        if self.model.inline:
+        outcome = self.model.outcome
+        ops = math.inf if outcome is None or isinstance(target, str) else count * outcome.graph.n
+        if self.model.inline or (ops <= MOST_OPS_HERE and set(grid["placer"]) <= set(FAST_PLACERS)):
             options["executor"] = "here"
+        if self.model.inline:
             self._swept(work(Ticket(lambda text, share: None)))
         else:
             self.worker.submit(work, self._swept, self._end_job)

@@ -43,6 +43,15 @@ UNUSED_EXTENSIONS = [
 ]
 """Parts of JupyterLab that show nothing beside a notebook's cells: a fifth of the time until a notebook is open. The splash
 fades for a second after every change of the theme."""
+UNUSED_SERVER_EXTENSIONS = [
+    "jupyter_lsp",
+    "jupyter_server_terminals",
+    "nbclassic",
+    "notebook",
+    "voila",
+    "voila.server_extension",
+]
+"""Parts of the server that no test asks for: a quarter of the time until it answers. The first starts programs of its own."""
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / ".pytest_cache" / "screenshots"
 """Where screenshots are stored if the variable BAECHI_LAB_SCREENSHOTS is 1."""
@@ -159,6 +168,8 @@ def running_lab(folder: Path):
     page_config = folder / "config" / "labconfig" / "page_config.json"
     page_config.parent.mkdir(parents=True)
     page_config.write_text(json.dumps({"disabledExtensions": dict.fromkeys(UNUSED_EXTENSIONS, True)}))
+    server_config = {"ServerApp": {"jpserver_extensions": dict.fromkeys(UNUSED_SERVER_EXTENSIONS, False)}}
+    (folder / "config" / "jupyter_server_config.json").write_text(json.dumps(server_config))
     options = {
         "ServerApp.ip": "127.0.0.1",
         "ServerApp.port": port,

@@ -75,12 +75,13 @@ def test_axe_finds_nothing_light_and_dark(page):
         for name in TABS:
             tab(page, name)
             # Colours follow a theme, and parts a tab, later.
-            jb.eventually(page, lambda rules=rules: _assert_no_violation(page, rules))
+            part = ".bl-workbench" if name == TABS[0] else ".bl-panes"  # all else is the same on each
+            jb.eventually(page, lambda part=part, rules=rules: _assert_no_violation(page, part, rules))
     themed(page, "Light")
 
 
-def _assert_no_violation(page, rules):
-    violations = page.evaluate("async (rules) => (await axe.run('.bl-workbench', rules)).violations", rules)
+def _assert_no_violation(page, part, rules):
+    violations = page.evaluate("async ([part, rules]) => (await axe.run(part, rules)).violations", [part, rules])
     nodes = {v["id"]: [f"{node['html'][:160]} {node['any'][:1]}" for node in v["nodes"]][:3] for v in violations}
     assert nodes == {}
 
@@ -311,6 +312,10 @@ def _focus_cancel(page, cancel):
     assert page.evaluate(AT) == "Cancel"
 
 
+TICKS = """() => Object.fromEntries([...document.querySelectorAll('.bl-pane-compare .bl-choices .widget-checkbox')]
+  .map((box) => [box.textContent.replace('\u200b', ''), box.querySelector('input').checked]))"""
+
+
 def test_all_is_done_with_keys_alone(page, lab):
     """Opens the workbench, chooses a graph and a placer, inspects an op, moves it, undoes that, compares, and saves a plan."""
     page.evaluate("() => document.querySelectorAll('.bl-workbench').forEach((e) => e.remove())")
@@ -358,12 +363,18 @@ def test_all_is_done_with_keys_alone(page, lab):
         page.keyboard.press("ArrowRight")
     page.wait_for_selector('.bl-panes.bl-at-compare button:text-is("Compare")')
     go_to(page, "Placers", most_presses=8)
+    page.keyboard.press("Tab")
+    for name, is_ticked in page.evaluate(TICKS).items():
+        if is_ticked is not (name in step_us):
+            page.keyboard.press("Space")
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")  # folds them away
     page.wait_for_selector(".bl-pane-compare input[type=checkbox] >> nth=0", state="hidden")
     go_to(page, "Compare", most_presses=1)
     page.keyboard.press("Enter")
-    placer, step = announced(page, r"placements compared, the fastest that fits: (\S+), (.*)").groups()
-    assert step == format_us(_step_us(graph, cluster, bl.place(groups, cluster, placer)))
+    fastest = min(step_us, key=step_us.__getitem__)
+    announced(page, f"^2 placements compared, the fastest that fits: {fastest}, {format_us(step_us[fastest])}")
     go_to(page, "Compare", "Shift+Tab", most_presses=10)
     page.keyboard.press("End")
     page.wait_for_selector('.bl-panes.bl-at-export button:text-is("Show the plan")')

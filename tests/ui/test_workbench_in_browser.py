@@ -1055,7 +1055,7 @@ def test_a_saved_notebook_opens_with_pictures_and_no_complaint(page, lab, expect
     page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
     saved = lab.folder / "saved.ipynb"
     saved.write_bytes((lab.folder / "bench.ipynb").read_bytes())
-    page.goto(lab.address("saved.ipynb"))
+    jb.open_notebook(page, lab.address("saved.ipynb"))
     picture = page.locator(".jp-OutputArea-output.jp-RenderedSVG")
     picture.wait_for(state="visible")
     fallback = page.locator('.jp-OutputArea-output:has-text("model not found")')
@@ -1124,7 +1124,7 @@ def test_a_start_that_cannot_fit_has_no_axis_and_reopens_with_its_reason(page, l
     jb.screenshot(page, "30-never-fits")
     page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
     (lab.folder / "huge-saved.ipynb").write_bytes((lab.folder / "huge.ipynb").read_bytes())
-    page.goto(lab.address("huge-saved.ipynb"))
+    jb.open_notebook(page, lab.address("huge-saved.ipynb"))
     picture = page.locator(".jp-OutputArea-output.jp-RenderedSVG")
     picture.wait_for(state="visible")
     assert "fit" in picture.locator("img").get_attribute("src")

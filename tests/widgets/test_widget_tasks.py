@@ -321,14 +321,26 @@ def test_a_second_task_does_not_push_the_first_aside(graph):
     assert tasks.worker.wait(30) and [len(table) for table in events] == [1, 1]  # as it ended, and the whole table
 
 
-def test_stopping_a_sweep_keeps_its_rows(monkeypatch, graph):
+@pytest.mark.parametrize(
+    ("placer", "most_ops", "executor"), [("single", 60, "here"), ("single", 59, None), ("search", 60, None)]
+)
+def test_only_a_sweep_that_is_short_starts_no_processes(monkeypatch, graph, placer, most_ops, executor):
     from baechi_lab import sweeps
+    from baechi_lab.widgets import tasks as module
 
+    model, executors = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=())), []
+    model.compute_now()
+    tasks = Tasks(model)
+    monkeypatch.setattr(module, "MOST_OPS_HERE", most_ops)
+    monkeypatch.setattr(sweeps, "sweep", lambda *args, **options: executors.append(options.get("executor")))
+    tasks.sweep({"devices": [2], "memory_bytes": ["8GB"], "placer": [placer]})
+    assert tasks.worker.wait(30) and executors == [executor]
+
+
+def test_stopping_a_sweep_keeps_its_rows(graph):
     model = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()))
     model.compute_now()
-    tasks, plain = Tasks(model), sweeps.sweep
-    monkeypatch.setattr(sweeps, "sweep", lambda *args, **options: plain(*args, **{**options, "executor": "here"}))
-    events = []
+    tasks, events = Tasks(model), []
     model.on("task", events.append)
     model.on("sweep", lambda rows: tasks.cancel())
     tasks.sweep({"devices": [1, 2, 3, 4], "memory_bytes": ["8GB"], "placer": ["single"]})
