@@ -79,7 +79,7 @@ def tokens_loss(outputs, labels):
 def skipping(rows=8, loss=tokens_loss, tied=False, optimizer=None):
     generator = torch.Generator().manual_seed(0)
     tokens, labels = (torch.randint(11, (rows, 5), generator=generator) for _ in range(2))
-    return TorchStep("skipping", partial(Skipping, tied=tied), (tokens,), loss, (labels,), optimizer)
+    return TorchStep("skipping", partial(Skipping, layers=3, tied=tied), (tokens,), loss, (labels,), optimizer)
 
 
 def padded(step):
@@ -423,7 +423,7 @@ def test_named_outputs_are_read_as_those_of_transformers():
 ROTARY = {
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "vocab_size": 99,
 }
@@ -438,7 +438,7 @@ LANGUAGE_MODELS = {
     "OPT": {
         "hidden_size": 32,
         "ffn_dim": 64,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "vocab_size": 99,
         "word_embed_proj_dim": 32,
@@ -446,7 +446,7 @@ LANGUAGE_MODELS = {
     },
     "GPT2": {
         "n_embd": 32,
-        "n_layer": 3,
+        "n_layer": 2,
         "n_head": 4,
         "vocab_size": 99,
         "n_positions": 64,
@@ -743,15 +743,20 @@ SCHEDULES = {
 }
 
 
+@pytest.fixture(scope="module")
+def tied_step():
+    """A step whose ends share a weight and of whose labels not all count, its graph, and its undivided loss and gradients."""
+    step = padded(skipping(tied=True))
+    return step, profiled(step), *undivided(step)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_gives_the_gradients_of_the_undivided_batch(processes, schedule):
+def test_every_schedule_gives_the_gradients_of_the_undivided_batch(processes, tied_step, schedule):
     """Also where labels do not count, and of the weight that two stages share, of which either process has a copy."""
-    step = padded(skipping(tied=True))
-    graph = profiled(step)
+    step, graph, loss, gradients = tied_step
     placement = in_stages(graph, SCHEDULES[schedule])
     run, pipeline = train_as_pipeline(processes, step, graph, placement, cpus(2), 4, schedule, steps=2, warmup=1)
-    loss, gradients = undivided(step)
     assert run.status == "ok" and len(run.step_seconds) == 2 and len(run.outputs) == 3
     assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
     same_gradients(run.info["gradients"], gradients)
@@ -771,12 +776,12 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(processes, sc
         ("gpipe", [0], [(0, 1, 2)]),  # data parallel, replicas with two micro-batches and with one
     ],
 )
-def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(processes, schedule, stages, replicas):
-    step = padded(skipping(tied=True))
-    graph, cluster = profiled(step), cpus(3)
+def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(
+    processes, tied_step, schedule, stages, replicas
+):
+    (step, graph, loss, gradients), cluster = tied_step, cpus(3)
     placement = in_stages(graph, stages).replace(replicas=replicas)
     run, pipeline = train_as_pipeline(processes, step, graph, placement, cluster, 4, schedule, steps=2, warmup=1)
-    loss, gradients = undivided(step)
     assert run.status == "ok"
     assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
     same_gradients(run.info["gradients"], gradients)
