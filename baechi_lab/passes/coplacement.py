@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import OpGraph
@@ -76,7 +77,10 @@ class CoPlacement(Pass):
             )
 
     def apply(self, graph: OpGraph) -> OpGraph:
-        joined_ops = JoinedOps(graph)
+        joined_ops, backward = JoinedOps(graph), None
+        if self.readers == "forward":
+            descends = backward_ops(graph)
+            backward = descends | helper_ops(graph, descends)
         if self.backward:
             member = np.flatnonzero(graph.forward_of >= 0)
             joined_ops.join_pairs(member, graph.forward_of[member])
@@ -87,14 +91,14 @@ class CoPlacement(Pass):
             operator_of[member] = head
             joined_ops.join_pairs(member, head, limit)
         if self.chains:
-            self._join_variables(graph, joined_ops, limit)
+            _join_variables(graph, joined_ops, limit, backward)
         units = joined_ops.roots()
         if self.cells is not None:
             joined_ops.join_pairs(*_cells(graph, self.cells), limit)
         if self.chains:
-            self._join_variables(graph, joined_ops, limit)
+            _join_variables(graph, joined_ops, limit, backward)
             for unit in (operator_of, units):
-                joined_ops.join_pairs(*_only_readers(graph, unit, self.readers), limit)
+                joined_ops.join_pairs(*_only_readers(graph, unit, backward), limit)
         if self.constants:
             # Rule (iii): single ops without inputs join the group that holds all of their readers.
             pointer, successor = (a.tolist() for a in graph.successors)
@@ -126,12 +130,15 @@ class CoPlacement(Pass):
             return graph
         return graph.replace(colocation=colocation, colocation_names=tuple(set_names))
 
-    def _join_variables(self, graph: OpGraph, joined_ops: JoinedOps, limit: float | None) -> None:
-        """Applies rule (i) to given groups: a group that a single group reads joins it."""
-        unit = joined_ops.roots()
-        source, reader = _only_readers(graph, unit, self.readers)
-        is_grouped = np.isin(source, unit[graph.colocation >= 0])
-        joined_ops.join_pairs(source[is_grouped], reader[is_grouped], limit)
+
+def _join_variables(
+    graph: OpGraph, joined_ops: JoinedOps, limit: float | None, backward: NDArray[np.bool_] | None
+) -> None:
+    """Applies rule (i) to given groups: a group that a single group reads joins it."""
+    unit = joined_ops.roots()
+    source, reader = _only_readers(graph, unit, backward)
+    is_grouped = np.isin(source, unit[graph.colocation >= 0])
+    joined_ops.join_pairs(source[is_grouped], reader[is_grouped], limit)
 
 
 def _cells(graph: OpGraph, pattern: str) -> tuple[Ints, Ints]:
@@ -147,15 +154,14 @@ def _cells(graph: OpGraph, pattern: str) -> tuple[Ints, Ints]:
     return np.array(member, dtype=np.int64), np.array(head, dtype=np.int64)
 
 
-def _only_readers(graph: OpGraph, cell: Ints, readers: str) -> tuple[Ints, Ints]:
+def _only_readers(graph: OpGraph, cell: Ints, backward: NDArray[np.bool_] | None) -> tuple[Ints, Ints]:
     """Returns the cells that exactly one other cell reads, and the cell that reads each. An op without a cell is its own cell.
 
-    With `readers="forward"` only forward ops count as readers of forward ops, and a backward op with a `forward_of` is left out.
+    Where `backward` ops are known, only forward ops count as readers of forward ops, and a backward op with a `forward_of` is
+    left out.
     """
     source, reader = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
-    if readers == "forward":
-        descends = backward_ops(graph)
-        backward = descends | helper_ops(graph, descends)
+    if backward is not None:
         counts = (backward[source] == backward[reader]) & (graph.forward_of[source] < 0)
         source, reader = source[counts], reader[counts]
     pair = cell[source] * np.int64(graph.n + 1) + cell[reader]

@@ -66,4 +66,7 @@ class JoinedOps:
 
     def roots(self) -> NDArray[np.int64]:
         """Returns int64[n]: the smallest member of every op's set."""
-        return np.array([self.root(op) for op in range(len(self.parent))], dtype=np.int64)
+        parent = self.parent
+        for op in range(len(parent)):  # a parent is smaller, and its own parent already is its root
+            parent[op] = parent[parent[op]]
+        return np.array(parent, dtype=np.int64)

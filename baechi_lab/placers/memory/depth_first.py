@@ -8,15 +8,25 @@ optimal (the problem is NP-hard: Sethi 1975, doi:10.1137/0204020). O((ops + edge
 from __future__ import annotations
 
 import heapq
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph
 
+_POSITIONS: WeakKeyDictionary[OpGraph, NDArray[np.float64]] = WeakKeyDictionary()
+"""Cache of the orders of living graphs, which every placement of a graph needs."""
+
 
 def depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
     """Returns float64[n]: the position of each op in that order."""
+    if graph not in _POSITIONS:
+        _POSITIONS[graph] = _depth_first_order(graph)
+    return _POSITIONS[graph].copy()
+
+
+def _depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
     size, readers_left = graph.tensor_bytes.tolist(), np.diff(graph.consumer_ptr).tolist()
     input_ptr, inputs = (a.tolist() for a in graph.inputs)
     missing_inputs = np.diff(graph.inputs[0]).tolist()
