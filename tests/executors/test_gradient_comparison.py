@@ -10,6 +10,7 @@ from baechi_lab.executors.inputs import split_batch
 from baechi_lab.executors.tensorflow import gradient_comparison
 from baechi_lab.executors.tensorflow.pipelined_step import pipelined_step
 from baechi_lab.executors.tensorflow.session import parse_graph
+from baechi_lab.executors.tensorflow.undivided_graph import undivided_step
 
 pytest.importorskip("tensorflow")
 
@@ -81,6 +82,37 @@ def test_bug_gradients_of_samples_were_taken_for_numbers_of_the_whole_batch():
     step, _ = _train(_custom_gradients()["scaled"])
     _, unrolled = _messages(bl.trace(step, ROWS[:4]))
     assert not [node.name for node in parse_graph(unrolled.graph_def).node if "batch/mul" in node.name]
+
+
+@pytest.mark.parametrize("of", ["all samples", "the first half"])
+def test_bug_nothing_was_compared_where_the_first_trace_builds_the_optimizer(of):
+    """That trace has its ops in `sgd_1/`; in the trace of the undivided batch they are in `sgd/`.
+
+    In micro-batches the first half of each micro-batch counts, not that of the batch.
+    """
+    import tensorflow as tf
+
+    weight = tf.Variable(np.linspace(-0.5, 0.5, 15, dtype=np.float32).reshape(5, 3))
+    optimizer = tf.keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            losses, count = tf.reduce_sum((x @ weight) ** 2, 1), tf.shape(x)[0]
+            if of == "the first half":
+                losses = tf.where(tf.range(count) < count // 2, losses, 0.0)
+            loss = tf.reduce_mean(losses)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    traced = bl.trace(step, ROWS[:4])
+    messages, _ = _messages(traced)
+    assert len(messages) == (of == "the first half")
+    assert all("are not those of the undivided batch" in message for message in messages)
+    undivided = undivided_step(traced, {traced.inputs[0].name: 0}, 3)
+    assert [node.name for node in parse_graph(undivided.graph_def).node] == [
+        node.name for node in parse_graph(traced.graph_def).node
+    ]
 
 
 def test_the_first_batch_is_what_is_compared():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -314,11 +314,12 @@ def name_outputs(nodes: list[NodeDef], outputs: list[str], structure: object) ->
     for node in nodes:
         node.name = new_name.get(node.name, node.name)
         for k, reference in enumerate(node.input):
-            node.input[k] = _rename_reference(reference, new_name)
-    return [_rename_reference(reference, new_name) for reference in outputs], tuple(names)
+            node.input[k] = rename_reference(reference, new_name)
+    return [rename_reference(reference, new_name) for reference in outputs], tuple(names)
 
 
-def _rename_reference(reference: str, new_name: dict[str, str]) -> str:
+def rename_reference(reference: str, new_name: Mapping[str, str]) -> str:
+    """Returns a reference such as `"op:0"` or `"^op"` to the op's new name, if it has one."""
     waits = "^" if reference.startswith("^") else ""
     source, colon, index = reference.removeprefix("^").partition(":")
     return waits + new_name.get(source, source) + colon + index
