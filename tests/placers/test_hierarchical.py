@@ -182,7 +182,7 @@ def seconds_by_hand(placement: Placement) -> float:
 def test_an_executor_changes_nothing():
     in_process = learned(updates=4)
     functions = [learned(updates=2, reward=seconds_by_hand, executor=executor) for executor in (None, "here")]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes, ThreadPoolExecutor(3) as threads:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes, ThreadPoolExecutor(3) as threads:
         for executor in ("here", processes, threads):
             by_executor = learned(updates=4, executor=executor, workers=2)
             assert by_executor == in_process and by_executor.info["rewards"] == in_process.info["rewards"]
