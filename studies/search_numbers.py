@@ -142,8 +142,6 @@ NEUTRAL: dict[str, tuple[str, object]] = {
     "whole_share": ("all", 0.0),
     "overfull_tries": ("memory", 0),
     "way_ops": ("ordinary", NEVER),
-    "checkpoints": ("all", 1),
-    "in_flight": ("all", 1),
     "spare_bytes": ("all", 0),
     "page_bytes": ("all", 0),
     "period_round": ("throughput", 1_000_000),
@@ -167,8 +165,6 @@ NEUTRAL: dict[str, tuple[str, object]] = {
 ORDER = ("memory", "small", "ordinary", "all", "throughput", "step", "large", "long")
 UNMEASURED = {
     "samples": "of the objective itself",
-    "probe_candidates": "slices of these budgets end before so many candidates",
-    "least_saving": "as probe_candidates",
     **dict.fromkeys(
         (
             "slice_seconds",

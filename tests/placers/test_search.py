@@ -9,9 +9,8 @@ from baechi_lab.errors import ExecutionError, InfeasiblePlacement, InvalidInput,
 from baechi_lab.graph import generators
 from baechi_lab.placers import metis
 from baechi_lab.placers.auto import fast_placers
-from baechi_lab.placers.evaluation.assignment import Assignment, Limits, make_assignment, positions
-from baechi_lab.placers.evaluation.checkpoints import accept_checkpoints, last_checkpoint_before
-from baechi_lab.placers.evaluation.evaluate import evaluate, evaluate_after, overflow
+from baechi_lab.placers.evaluation.assignment import Limits, make_assignment
+from baechi_lab.placers.evaluation.evaluate import evaluate, overflow
 from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.orders import Candidate
 from baechi_lab.placers.evaluation.work import make_work
@@ -72,8 +71,8 @@ def test_compiled_and_readable_evaluation_agree(seed):
     graph, cluster, device, rank = random_case(seed)
     model = make_model(graph, cluster)
     compiled, readable = make_work(model), make_work(model)
-    arguments = make_assignment(device, rank if seed % 2 else None), Limits(True), -1, False
-    assert evaluate_after(model, compiled, *arguments) == evaluate_after.py_func(model, readable, *arguments)
+    arguments = make_assignment(device, rank if seed % 2 else None), Limits(True)
+    assert evaluate(model, compiled, *arguments) == evaluate.py_func(model, readable, *arguments)
     assert compiled.start.tolist() == readable.start.tolist()
 
 
@@ -294,41 +293,6 @@ def test_coarsening_merges_along_heavy_edges_within_a_device():
     )
     assert label[0] == label[1] and label[2] == label[3] and label[4] == label[5]
     assert len(set(label.tolist())) == 3
-
-
-@pytest.mark.parametrize("seed", fast(range(60), 12))
-def test_a_continued_simulation_equals_one_from_the_beginning(seed):
-    """Random moves of devices and priorities, half of them accepted: same makespan and starts every time."""
-    rng = np.random.default_rng(seed)
-    graph, cluster, device, rank = random_case(seed)
-    model = make_model(graph, cluster)
-    work, second_work, by_rank = make_work(model), make_work(model), bool(seed % 2)
-    position, at = positions(rank, graph.n)
-    evaluate_after(model, work, Assignment(device, position, at, by_rank), Limits(False), -1, True)
-    accept_checkpoints(work, -1)
-    continued = 0
-    for _ in range(60):
-        ops = rng.choice(graph.n, size=min(graph.n, int(rng.integers(1, 4))), replace=False).astype(np.int32)
-        moved_device, order, inverse = device.copy(), position, at
-        changed = len(ops)
-        if by_rank and rng.random() < 0.5:
-            ops, changed = ops[:1], -1
-            order, inverse = positions(
-                np.where(np.arange(graph.n) == ops[0], rng.integers(graph.n) - 0.5, position), graph.n
-            )
-        else:
-            moved_device[ops] = rng.integers(0, cluster.n, changed)
-        checkpoint = last_checkpoint_before(model, work, moved_device, ops, changed)
-        continued += checkpoint >= 0
-        assignment = Assignment(moved_device, order, inverse, by_rank)
-        cutoff = np.inf if rng.random() < 0.7 else 0.9 * float(second_work.start.max())
-        continued_us = evaluate_after(model, work, assignment, Limits(False, cutoff), checkpoint, True)
-        assert continued_us == evaluate(model, second_work, assignment, Limits(False, cutoff))
-        if np.isfinite(continued_us) and rng.random() < 0.5:
-            accept_checkpoints(work, checkpoint)
-            device, position, at = moved_device, order, inverse
-            assert work.base_start.tolist() == second_work.start.tolist()
-    assert continued > 0 or graph.edge_count < graph.n or graph.n < 12
 
 
 def tight_case():

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ...graph.kernels.jit import njit
-from .checkpoints import accept_checkpoints, last_checkpoint_before
 from .cost import Objective, candidate_cost, remember_better
 from .moves import State, Units, random_move, undo
 from .parameters import EVALUATION, Moves
@@ -56,16 +55,12 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
 
     The current candidate is simulated first, so that a state may be new; without steps that is all.
     """
-    m, w, prices, moves = objective.model, objective.work, objective.prices, schedule.moves
+    prices, moves = objective.prices, schedule.moves
     hot, steps = schedule.hot, schedule.steps
     accepted_moves = 0
     ratio = schedule.cold / hot if hot > 0.0 else 1.0
-    keeps_prefix = len(objective.samples.table) == 0 and not objective.track
-    begin_position, skipped_ops, move_count = -1, 0, 0
-    s.cost[0], time, overflow_bytes = candidate_cost(objective, s, np.inf, begin_position, keeps_prefix)
+    s.cost[0], time, overflow_bytes = candidate_cost(objective, s, np.inf)
     remember_better(prices, s, s.cost[0], time, overflow_bytes)
-    if keeps_prefix:
-        accept_checkpoints(w, begin_position)
     while accepted_moves < steps:
         if schedule.until_feasible and s.cost[3] <= 0.0:
             break
@@ -76,18 +71,9 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
             continue
         temperature = hot * ratio ** (accepted_moves / steps)
         threshold = acceptance_threshold(s.cost[0], temperature, rng)
-        if keeps_prefix:
-            begin_position = last_checkpoint_before(m, w, s.device, s.undo_op, changed_count)
-            skipped_ops += begin_position + 1
-            move_count += 1
-            least = moves.least_saving * len(w.checkpoint_bank) * moves.probe_candidates
-            if move_count == moves.probe_candidates and skipped_ops < least:
-                begin_position, keeps_prefix = -1, False
-        cost, time, overflow_bytes = candidate_cost(objective, s, threshold, begin_position, keeps_prefix)
+        cost, time, overflow_bytes = candidate_cost(objective, s, threshold)
         if cost <= threshold:
             s.cost[0] = cost
-            if keeps_prefix:
-                accept_checkpoints(w, begin_position)
             remember_better(prices, s, cost, time, overflow_bytes)
         else:
             undo(s, changed_count)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
 from .assignment import Assignment, Limits
-from .evaluate import evaluate, evaluate_after, overflow
+from .evaluate import evaluate, overflow
 from .model import Model, memory_matters
 from .moves import State, remember
 from .work import Work, make_work
@@ -116,13 +116,8 @@ def _sampled_cost(objective: Objective, s: State, cutoff: float, overflow_limit:
 
 
 @njit(cache=True, nogil=True)
-def candidate_cost(
-    objective: Objective, s: State, threshold: float, position: int, keep: bool
-) -> tuple[float, float, float]:
-    """Returns cost, makespan and overflow of the state's current candidate; infinite if the cost must exceed `threshold`.
-
-    `position`, `keep`: see `evaluate_after`.
-    """
+def candidate_cost(objective: Objective, s: State, threshold: float) -> tuple[float, float, float]:
+    """Returns cost, makespan and overflow of the state's current candidate; infinite if the cost must exceed `threshold`."""
     m, w, prices, track = objective.model, objective.work, objective.prices, objective.track
     cutoff = threshold / prices.time if prices.time > 0.0 else np.inf
     overflow_limit = threshold / prices.overflow if prices.overflow > 0.0 else np.inf
@@ -130,7 +125,7 @@ def candidate_cost(
         time, overflow_bytes = _sampled_cost(objective, s, cutoff, overflow_limit)
         return prices.time * time + prices.overflow * overflow_bytes, time, overflow_bytes
     assignment, limits = Assignment(s.device, s.position, s.at, s.by_rank), Limits(track, cutoff, overflow_limit)
-    time = evaluate_after(m, w, assignment, limits, position, keep)
+    time = evaluate(m, w, assignment, limits)
     if time == np.inf:
         return np.inf, time, np.inf
     overflow_bytes = overflow(m, w) if track else 0.0

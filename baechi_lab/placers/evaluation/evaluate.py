@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from ...graph.kernels.jit import njit
 from ...simulator.kernel import PARALLEL, SEQUENTIAL
 from .assignment import Assignment, Limits
-from .checkpoints import forget_checkpoints, goal_of, restore_checkpoint, save_checkpoint
 from .model import SURELY, Model
 from .ready import NO_BITS, pop_slot, push_slot, set_bit, take_lowest
 from .work import Work
@@ -65,16 +64,6 @@ def evaluate(m: Model, w: Work, assignment: Assignment, limits: Limits) -> float
 
     `w.start` is a result; with `limits.track`, also `w.peak`, from which `overflow(m, w)` computes the bytes above limits.
     """
-    return evaluate_after(m, w, assignment, limits, -1, False)
-
-
-@njit(cache=True, nogil=True, allocates=False)
-def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, first_position: int, keep: bool) -> float:
-    """Simulate like `evaluate`, from checkpoint `first_position` of the base (-1: from the beginning).
-
-    `keep`: save checkpoints (`evaluation.checkpoints`). Checkpoints do not hold memory: where `limits.track`,
-    `first_position` is -1 and `keep` is false.
-    """
     device, position, at, by_rank = assignment
     track, cutoff, overflow_limit = limits
     table, lane, after, degree, sources = m.table, m.lane, m.tail, m.degree, m.sources
@@ -92,9 +81,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
     one_lane = lanes == devices  # else lane `devices + d` runs the collectives of device d
     words, stride = (n + 63) >> 6, len(bits) // max(lanes, 1)
     one_queue = comm == SEQUENTIAL
-    now_us, slots, waiting, finished_count = 0.0, 0, 0, 0
-    checkpoints = w.checkpoint_time.shape[1]
-    number = checkpoints  # of the next checkpoint to save
+    now_us, slots, waiting = 0.0, 0, 0
     next_event_us = np.inf  # when the next transfer ends or the next copy is allocated
     total[:] = 0.0
     for i in range(n):
@@ -103,44 +90,32 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
         total[d] *= SURELY  # rounded down, like the tails
         if total[d] > cutoff:
             return np.inf
-    if first_position < 0:
-        if by_rank:
-            bits[:] = NO_BITS
-        for d in range(lanes):
-            head[d] = tail[d] = fresh[d] = 0
-            fresh_at[d] = 0.0
-            running[d] = list_head[d] = list_tail[d] = alloc_next[d] = -1
-            busy_until[d] = np.inf
-            queue_out[d] = queue_in[d] = spent_us[d] = 0.0
-            readers[d] = 0
+    if by_rank:
+        bits[:] = NO_BITS
+    for d in range(lanes):
+        head[d] = tail[d] = fresh[d] = 0
+        fresh_at[d] = 0.0
+        running[d] = list_head[d] = list_tail[d] = alloc_next[d] = -1
+        busy_until[d] = np.inf
+        queue_out[d] = queue_in[d] = spent_us[d] = 0.0
+        readers[d] = 0
+    for i in range(n):
+        missing[i] = degree[i]
+    level[:] = 0
+    if track:
         for i in range(n):
-            missing[i] = degree[i]
-        level[:] = 0
-        if track:
-            for i in range(n):
-                level[device[i]] += persistent[i]
-        for i in sources:
-            d = device[i] + lane[i]
-            if by_rank:
-                set_bit(bits, d * stride, words, position[i], 1)
-            else:
-                line[d * (n + 1) + tail[d]] = i
-            tail[d] += 1
-        for d in range(devices):
-            peak[d] = level[d]
-        if track and _overflow_sum(peak, limit) > overflow_limit:
-            return np.inf
-    else:
-        now_us, slots, waiting, finished_count = restore_checkpoint(first_position, w, position, by_rank)
-        if comm == PARALLEL and waiting > 0:
-            next_event_us = slot_end[heap[0]]
-        for q in range(devices):
-            if comm != PARALLEL and list_head[q] >= 0:
-                next_event_us = min(next_event_us, slot_end[list_head[q]])
-    if keep:
-        forget_checkpoints(w, first_position)
-        number = first_position + 1
-    goal = goal_of(number, checkpoints, n) if number < checkpoints else n + 1
+            level[device[i]] += persistent[i]
+    for i in sources:
+        d = device[i] + lane[i]
+        if by_rank:
+            set_bit(bits, d * stride, words, position[i], 1)
+        else:
+            line[d * (n + 1) + tail[d]] = i
+        tail[d] += 1
+    for d in range(devices):
+        peak[d] = level[d]
+    if track and _overflow_sum(peak, limit) > overflow_limit:
+        return np.inf
     first, last_lane = 0, lanes
     while True:
         for d in range(first, last_lane):
@@ -157,7 +132,6 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                 if end + after[op] > cutoff or end - spent_us[d] + total[d] > cutoff:
                     return np.inf
                 start[op] = now_us
-                finished_count += 1
                 running[d] = op
                 busy_until[d] = end
                 if track:
@@ -178,11 +152,6 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
             ends_count, step = 0, next_event_us
         if step == np.inf:
             return now_us
-        if finished_count >= goal and step > now_us:
-            save_checkpoint(number, w, at, by_rank, comm == PARALLEL, (now_us, slots, waiting, finished_count))
-            while number < checkpoints and goal_of(number, checkpoints, n) <= finished_count:
-                number += 1
-            goal = goal_of(number, checkpoints, n) if number < checkpoints else n + 1
         now_us = step
         several = ends_count > 1
         first, last_lane = d, d + 1

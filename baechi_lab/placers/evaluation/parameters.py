@@ -14,8 +14,6 @@ class Moves(NamedTuple):
     run_share: float
     whole_share: float
     overfull_tries: int
-    probe_candidates: int
-    least_saving: float
 
 
 def number(default: object, unit: str, meaning: str, origin: str = "by hand") -> Any:
@@ -27,7 +25,7 @@ def number(default: object, unit: str, meaning: str, origin: str = "by hand") ->
 class EvaluationParameters:
     """Parameters of `placers.evaluation`; `describe` lists the unit, meaning and origin of each.
 
-    >>> EvaluationParameters().checkpoints
+    >>> EvaluationParameters().overfull_tries
     8
     """
 
@@ -39,20 +37,6 @@ class EvaluationParameters:
     )
     page_bytes: int = number(
         4096, "bytes", "arrays larger than this stay where they are", "a page of memory; not tuned"
-    )
-    checkpoints: int = number(
-        8,
-        "states",
-        "kept of a simulation, where equal shares of the ops have started",
-        "by hand; keeping them costs about a sixth of a simulation",
-    )
-    in_flight: int = number(64, "transfers", "most under way for which a state is kept")
-    probe_candidates: int = number(32, "candidates", "looked at before it is decided whether checkpoints pay")
-    least_saving: float = number(
-        0.25,
-        "share of the checkpoints",
-        "that candidates must pass on average, or no more are kept",
-        "above the sixth of a simulation that keeping them costs",
     )
     order_share: float = number(0.35, "share of the moves", "change an order where priorities are searched")
     anywhere_share: float = number(

@@ -30,18 +30,6 @@ class Work(NamedTuple):
     - `readers`: per device, the readers of the tensor that is sent. Per tensor, `local_left` readers on its device and
       `sends_left` transfers have not ended; per tensor and device, `copy_left` readers of the copy.
     - `level` int64[D]: bytes held now.
-    - `base_start` float64[n]: the start of each op in the base, the candidate that was accepted last.
-
-    The checkpoints to continue from (`evaluation.checkpoints`) are in two banks of K checkpoints each. F is the most transfers
-    under way for which a checkpoint is saved:
-
-    - `checkpoint_bank` int32[K]: the bank of each checkpoint of the base; the other bank is that of the candidate in simulation.
-    - `checkpoint_time` float64[2, K]: microseconds up to which all events are done; infinite if the checkpoint is not saved.
-    - `checkpoint_ints` int32[2, K, 4 + 4 L + 2 n + 4 F]: transfers so far, in the heap and under way, and ops started; per lane
-      `running`, `list_head`, `list_tail` and the number of ready ops; `missing`; the ready ops, lane by lane; per transfer
-      under way its slot and the three entries of `slot_info`.
-    - `checkpoint_floats` float64[2, K, 4 L + F]: per lane `busy_until`, `queue_out`, `queue_in` and `spent`; `slot_end` of the
-      transfers under way.
     """
 
     missing: NDArray[np.int32]
@@ -71,16 +59,10 @@ class Work(NamedTuple):
     start: NDArray[np.float64]
     total: NDArray[np.float64]
     spent: NDArray[np.float64]
-    base_start: NDArray[np.float64]
-    checkpoint_time: NDArray[np.float64]
-    checkpoint_ints: NDArray[np.int32]
-    checkpoint_floats: NDArray[np.float64]
-    checkpoint_bank: NDArray[np.int32]
 
 
 def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Work:
     """Allocates the scratch space for `model`."""
-    checkpoint_count, in_flight = parameters.checkpoints, parameters.in_flight
     n, devices = len(model.degree), len(model.limit)
     lanes = devices * (2 if model.lane.any() else 1)
     tensors = len(model.producer)
@@ -114,11 +96,6 @@ def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Wo
         start=np.zeros(n),
         total=np.zeros(lanes),
         spent=np.zeros(lanes),
-        base_start=np.zeros(n),
-        checkpoint_time=np.full((2, checkpoint_count), np.inf),
-        checkpoint_ints=np.zeros((2, checkpoint_count, 2 * n + 4 * lanes + 4 * in_flight + 4), np.int32),
-        checkpoint_floats=np.zeros((2, checkpoint_count, 4 * lanes + in_flight)),
-        checkpoint_bank=ints(checkpoint_count),
     )
     return pad_arrays(work, parameters)
 

@@ -117,7 +117,7 @@ def combine(objective: Objective, s: State, units: Units, donor: Donor, rng: np.
         if changed_count == 0 and not takes_order:
             continue
         simulations += 1
-        cost, time, overflow_bytes = candidate_cost(objective, s, s.cost[0], -1, False)
+        cost, time, overflow_bytes = candidate_cost(objective, s, s.cost[0])
         if cost < s.cost[0]:
             s.cost[0] = cost
             remember_better(objective.prices, s, cost, time, overflow_bytes)
