@@ -8,7 +8,7 @@ import numpy as np
 import baechi_lab as bl
 from baechi_lab.graph.kernels import jit
 from baechi_lab.placers.evaluation.assignment import Limits, make_assignment
-from baechi_lab.placers.evaluation.evaluate import evaluate, evaluate_after
+from baechi_lab.placers.evaluation.evaluate import evaluate
 from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.work import make_work
 from baechi_lab.placers.planner.reward import Batch
@@ -41,9 +41,7 @@ one_device = np.zeros(graph.n, dtype=np.int32)
 compile_for(Batch(graph, cluster).seconds, one_device[None])
 compile_for(forced_merges, tiny, cluster, 0.0, np.inf, 20.0)
 model = make_model(graph, cluster)
-evaluation = (model, make_work(model), make_assignment(one_device, None), Limits(True))
-compile_for(evaluate, *evaluation)
-compile_for(evaluate_after, *evaluation, -1, False)
+compile_for(evaluate, model, make_work(model), make_assignment(one_device, None), Limits(True))
 two_kinds = bl.Cluster(
     [bl.Device("fast", "gpu", 1 << 30, speed=3.0), bl.Device("slow", "gpu", 1 << 30)], bl.Link(20.0, 0.001)
 )
