@@ -123,8 +123,15 @@ def _common(first, second, low, high):
     return min(first[high], second[high]) - max(first[low], second[low])
 
 
+def is_themed(page, theme):
+    """Whether the page has JupyterLab's `Light` or `Dark` theme."""
+    return page.evaluate("() => document.body.dataset.jpThemeLight") == json.dumps(theme == "Light")
+
+
 def themed(page, theme):
     """JupyterLab's `Light` or `Dark` theme."""
+    if is_themed(page, theme):
+        return
     page.evaluate(
         f"() => window.jupyterapp.commands.execute('apputils:change-theme', {{ theme: 'JupyterLab {theme}' }})"
     )

@@ -10,7 +10,7 @@ import re
 import jupyter_browser as jb
 import numpy as np
 import pytest
-from whole_screen import CONTRAST, bytes_beside, tab, texts_of, themed
+from whole_screen import CONTRAST, bytes_beside, is_themed, tab, texts_of, themed
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_bytes_beside, format_us, format_us_beside
@@ -81,7 +81,7 @@ def outcome():
 
 def shot(page, name, themes=("Dark", "Light")):
     """Texts can be read in the themes; a screenshot of each. `themes` is short where another shot has the same texts."""
-    for theme in themes:
+    for theme in sorted(themes, key=lambda theme: not is_themed(page, theme)):  # a change of the theme draws all anew
         themed(page, theme)
         jb.eventually(page, lambda: _assert_readable(page))
         jb.screenshot(page, f"panes-{name}-{theme.lower()}")

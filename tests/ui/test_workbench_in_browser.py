@@ -1122,6 +1122,10 @@ def test_a_start_that_cannot_fit_has_no_axis_and_reopens_with_its_reason(page, l
     )
     jb.eventually(page, lambda: _holds(page.locator('.bl-header [role="alert"]').inner_text(), *sentences))
     jb.screenshot(page, "30-never-fits")
+    page.wait_for_selector(
+        ".bl-setting select"
+    )  # what comes after the first picture is there before its notebook is closed
+    jb.settle(page)
     page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
     (lab.folder / "huge-saved.ipynb").write_bytes((lab.folder / "huge.ipynb").read_bytes())
     jb.open_notebook(page, lab.address("huge-saved.ipynb"))

@@ -23,7 +23,7 @@ from baechi_lab.widgets.panels.params_form import ParamsForm
 from baechi_lab.widgets.panels.parts import table
 from baechi_lab.widgets.setting import LINKS
 from baechi_lab.widgets.views.chart_view import ChartView
-from baechi_lab.widgets.views.table_view import TableView
+from baechi_lab.widgets.views.table_view import Column, TableView
 from tests.helpers.messages import receive, shown_text
 
 
@@ -476,13 +476,23 @@ def test_compare_panel(bench):
     assert single["marked"] and single["span"] == 1.0 and single["label"] == "busy: gpu:0 100%, gpu:1 0%"
     assert [lane["d"] for lane in single["lanes"]] == ["M0 1v-1h60v1z", ""]
     bench.compare.hold.click()
-    place = [row["cells"][0] for row in shown.rows].index("m-etf")
-    receive(shown, type="action", row=place, action="Use")
+    receive(shown, type="action", id="m-etf", action="Use")
     assert bench.outcome.placement.placer == "m-etf" and "ops are elsewhere" in bench.compare.pinned.value
     bench.compare.back.click()
     assert bench.outcome.placement.placer == "single"
     bench.model.change(scheduler="fifo")
     assert "another setting" in bench.compare.state.value and "bl-outdated" in bench.compare.compared._dom_classes
+
+
+def test_a_click_goes_to_the_row_that_was_shown_there():
+    """Rows of a comparison come one by one, the fastest first: a click that was on its way used another placer."""
+    actions: list[int] = []
+    view = TableView("placers", lambda row, action: actions.append(row))
+    for names in (["b"], ["a", "b"]):
+        view.show([Column("placer", names)], [{"id": name} for name in names])
+    receive(view, type="action", id="b", action="Use")
+    receive(view, type="action", id="gone", action="Use")
+    assert actions == [1]
 
 
 @pytest.mark.slow
@@ -631,7 +641,7 @@ def test_explore_panel_sweeps_and_takes_the_best(bench):
         assert bench.model.setting.cluster.n == 1 and bench.outcome.timeline.makespan_us == 30
         panel.front.clicked = cells["22"]
         assert bench.model.setting.cluster.n == 2 and bench.outcome.timeline.makespan_us == 22
-    receive(panel.rows, type="action", row=0, action="Open")
+    receive(panel.rows, type="action", id=panel.rows.rows[0]["id"], action="Open")
     assert bench.outcome.timeline.makespan_us == 30
     panel.devices.value = "two"
     panel.start.click()

@@ -142,6 +142,7 @@ class ComparePanel:
                 pill_notes.append({"text": "no placement", "hint": str(values["error"] or ""), "good": False})
             extras.append(
                 {
+                    "id": placer,
                     "marked": placer in (self.model.setting.placer, CURRENT),
                     "notes": pill_notes,
                     "actions": []

@@ -260,7 +260,10 @@ class ExplorePanel:
         say(self.reading, note_text)
         front = set(pareto_front(self.table))
         open_action = [{"name": "Open", "hint": "make this the setting"}]
-        extras = [{"actions": open_action, "notes": [FRONT_NOTE] if k in front else []} for k in range(len(self.table))]
+        extras: list[dict[str, object]] = [
+            {"id": combination(row), "actions": open_action, "notes": [FRONT_NOTE] if k in front else []}
+            for k, row in enumerate(self.table.to_dict("records"))
+        ]
         self.rows.show(sweep_columns(self.table), extras)
 
     def _open_clicked_row(self, change: Any) -> None:
@@ -376,6 +379,17 @@ def against_current(values: Any, current: Outcome) -> str:
     order = current.base.info.get("winner_scheduler")
     why = f": {Auto.name} gave its placement the order {order}" if order else ""
     return f"; the setting on the screen is faster, it {speed}{why}" if speed else ""
+
+
+def combination(row: Mapping[str, Any]) -> str:
+    """Names what a row of a sweep varied; while the sweep goes on, rows have another order than at its end.
+
+    >>> combination({"placer": "m-etf", "devices": 2, "memory_bytes": 8e9, "batch_size": 32, "schedule": None})
+    'm-etf 2 8000000000 32'
+    """
+    keys = ("placer", "devices", "memory_bytes", "batch_size", "micro_batches", "schedule", "replicas")
+    values = [row.get(key) for key in keys]
+    return " ".join(value if isinstance(value, str) else f"{value:.17g}" for value in values if is_known(value))
 
 
 FRONT_NOTE = {"text": "◆", "hint": "on the Pareto front: nothing is both faster and smaller in memory", "good": True}

@@ -17,7 +17,7 @@ function headOf(name) {
   return [element("span", { class: "bl-whole" }, whole), rest];
 }
 
-/** @typedef {{cells: string[], tips: string[], keys: (number | string | null)[], marked: boolean, notes: {text: string, hint: string, good: boolean}[],
+/** @typedef {{id: string, cells: string[], tips: string[], keys: (number | string | null)[], marked: boolean, notes: {text: string, hint: string, good: boolean}[],
  *   actions: {name: string, hint: string}[], lanes: {d: string, color: string}[], span: number, label: string}} TableRow */
 const LANE_BINS = 60;
 
@@ -74,7 +74,7 @@ function render({ model, el }) {
         ...(k ? [] : row.notes.flatMap((one, at) => [at ? " · " : " ", element("span", { class: one.good ? "bl-good" : "bl-note", title: one.hint }, one.text)]))));
       const buttons = row.actions.map(({ name, hint }) => element("button", {
         type: "button", class: "bl-button", title: hint, "data-key": `${name} ${row.cells[0]}`,
-        onclick: () => model.send({ type: "action", row: number, action: name }),
+        onclick: () => model.send({ type: "action", id: row.id, action: name }),
       }, name));
       return element("tr", { class: row.marked && "bl-marked" }, ...cells,
         ...(lanes ? [element("td", { class: "bl-lanes-place" }, ...(row.lanes.length ? [lanesPicture(row)] : []))] : []),

@@ -109,11 +109,12 @@ def busy_lanes(shares: NDArray[np.float64], colors: Sequence[str]) -> list[dict[
 class TableView(View):
     """A table that sorts by a click, or a key, on the head of a column.
 
-    `on_action(row, action)` is called for a button of a row, with the original position of the row.
+    `on_action(row, action)` is called for a button of a row, with the present position of the row of that `id`: rows may have
+    come between since the click, and nothing is done if it is gone. Without ids, rows keep their positions.
 
-    `head` has `name`, `hint` and `number` of every column. `rows` have `cells`, their `tips`, `keys` (by which columns sort),
-    `marked`,
-    `notes` (`text`, `hint`, `good`, behind the first cell), `actions` (`name`, `hint`) and a picture `lanes`, which fills the
+    `head` has `name`, `hint` and `number` of every column. `rows` have an `id`, `cells`, their `tips`, `keys` (by which
+    columns sort), `marked`, `notes` (`text`, `hint`, `good`, behind the first cell), `actions` (`name`, `hint`)
+    and a picture `lanes`, which fills the
     share `span` of its cell and has the name `label`.
 
     >>> view = TableView()
@@ -142,6 +143,7 @@ class TableView(View):
             self.rows = [
                 {
                     **plain,
+                    "id": str(k),
                     "cells": [c.texts[k] for c in columns],
                     "tips": [c.tips[k] if c.tips else "" for c in columns],
                     "keys": [(c.values or c.texts)[k] for c in columns],
@@ -152,4 +154,6 @@ class TableView(View):
 
     def _start_action(self, _: object, content: Message, __: object) -> None:
         if content.get("type") == "action":
-            self.on_action(int(content["row"]), str(content["action"]))
+            ids = [row["id"] for row in self.rows]
+            if content["id"] in ids:
+                self.on_action(ids.index(content["id"]), str(content["action"]))
