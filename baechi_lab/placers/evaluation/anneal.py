@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...graph.kernels.jit import njit
-from .cost import Objective, candidate_cost, remember_better
-from .moves import State, Units, random_move, undo
+from .cost import Objective, candidate_cost
+from .moves import State, Units, random_move, remember_if_best, undo
 from .parameters import EVALUATION, Moves
 
 
@@ -55,18 +55,17 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
 
     The current candidate is simulated first, so that a state may be new; without steps that is all.
     """
-    prices, moves = objective.prices, schedule.moves
     hot, steps = schedule.hot, schedule.steps
     accepted_moves = 0
     ratio = schedule.cold / hot if hot > 0.0 else 1.0
     s.cost[0], time, overflow_bytes = candidate_cost(objective, s, np.inf)
-    remember_better(prices, s, s.cost[0], time, overflow_bytes)
+    remember_if_best(s, s.cost[0], time, overflow_bytes)
     while accepted_moves < steps:
         if schedule.until_feasible and s.cost[3] <= 0.0:
             break
         accepted_moves += 1
-        overfull = prices.overflow > 0.0 and s.cost[3] > 0.0
-        changed_count = random_move(objective, s, units, overfull, moves, rng)
+        overfull = objective.prices.overflow > 0.0 and s.cost[3] > 0.0
+        changed_count = random_move(objective, s, units, overfull, schedule.moves, rng)
         if changed_count == 0:
             continue
         temperature = hot * ratio ** (accepted_moves / steps)
@@ -74,7 +73,7 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
         cost, time, overflow_bytes = candidate_cost(objective, s, threshold)
         if cost <= threshold:
             s.cost[0] = cost
-            remember_better(prices, s, cost, time, overflow_bytes)
+            remember_if_best(s, cost, time, overflow_bytes)
         else:
             undo(s, changed_count)
     return accepted_moves

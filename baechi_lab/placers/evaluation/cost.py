@@ -11,19 +11,15 @@ from ...graph.kernels.jit import njit
 from .assignment import Assignment, Limits
 from .evaluate import evaluate, overflow
 from .model import Model, memory_matters
-from .moves import State, remember
+from .moves import State
 from .work import Work, make_work
 
 
 class Prices(NamedTuple):
-    """Weights of the cost: per microsecond of `time` and per byte of `overflow` above a memory limit.
-
-    The best candidate is chosen with weight `best` per byte instead of `overflow`. With a small `overflow` a search may
-    pass through candidates that exceed a limit, on the way between two that do not."""
+    """Weights of the cost: per microsecond of `time` and per byte of `overflow` above a memory limit."""
 
     time: float
     overflow: float
-    best: float
 
 
 PROHIBITIVE = 1e30
@@ -58,14 +54,13 @@ class Objective(NamedTuple):
     track: bool
 
 
-def make_objective(model: Model, prices: Prices | None = None, track: bool | None = None) -> Objective:
-    """Make the objective of `model`: by default the makespan, where no byte above a limit is acceptable.
+def make_objective(model: Model, track: bool | None = None) -> Objective:
+    """Makes the objective of `model`: the makespan, where no byte above a limit is worth any time.
 
-    `prices` replaces these weights. `track=None` follows memory where it can run out.
+    `track=None` follows memory where it can run out.
     """
     follow = memory_matters(model) if track is None else track
-    costs = Prices(1.0, PROHIBITIVE, PROHIBITIVE) if prices is None else prices
-    return Objective(model, make_work(model), no_samples(*model.table.shape), costs, follow)
+    return Objective(model, make_work(model), no_samples(*model.table.shape), Prices(1.0, PROHIBITIVE), follow)
 
 
 @njit(cache=True, nogil=True)
@@ -130,11 +125,3 @@ def candidate_cost(objective: Objective, s: State, threshold: float) -> tuple[fl
         return np.inf, time, np.inf
     overflow_bytes = overflow(m, w) if track else 0.0
     return prices.time * time + prices.overflow * overflow_bytes, time, overflow_bytes
-
-
-@njit(cache=True, nogil=True)
-def remember_better(prices: Prices, s: State, cost: float, time: float, overflow_bytes: float) -> None:
-    """Remember the current candidate if it is the best, with overflow weighted by `prices.best`."""
-    final = cost + (prices.best - prices.overflow) * overflow_bytes
-    if final < s.cost[1]:
-        remember(s, final, time, overflow_bytes)

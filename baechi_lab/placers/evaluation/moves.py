@@ -69,11 +69,12 @@ def make_state(
 
 
 @njit(cache=True, nogil=True)
-def remember(s: State, cost: float, time: float, overflow_bytes: float) -> None:
-    """Make the current candidate the best one; `cost` weights its overflow by `Prices.best`."""
-    s.cost[1], s.cost[2], s.cost[3] = cost, time, overflow_bytes
-    s.best_device[:] = s.device
-    s.best_position[:] = s.position
+def remember_if_best(s: State, cost: float, time: float, overflow_bytes: float) -> None:
+    """Makes the current candidate the best one if it costs less."""
+    if cost < s.cost[1]:
+        s.cost[1], s.cost[2], s.cost[3] = cost, time, overflow_bytes
+        s.best_device[:] = s.device
+        s.best_position[:] = s.position
 
 
 @njit(cache=True, nogil=True)

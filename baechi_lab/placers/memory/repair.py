@@ -20,7 +20,7 @@ from ...graph import Cluster, OpGraph, Placement, allowed_devices
 from ...graph.kernels.csr import Integers, grouped_sum
 from ..evaluation.anneal import Schedule, anneal
 from ..evaluation.assignment import Limits, make_assignment
-from ..evaluation.cost import PROHIBITIVE, Prices, make_objective
+from ..evaluation.cost import Prices, make_objective
 from ..evaluation.evaluate import evaluate, overflow
 from ..evaluation.improve import improve
 from ..evaluation.model import make_model
@@ -83,8 +83,7 @@ class _Repair:
     def __init__(self, graph: OpGraph, cluster: Cluster, seed: int):
         self.graph, self.cluster = graph, cluster
         self.model = make_model(graph, cluster)
-        # No byte above a limit is worth any time.
-        self.objective = make_objective(self.model, Prices(1.0, PROHIBITIVE, PROHIBITIVE), track=True)
+        self.objective = make_objective(self.model, track=True)
         self.position = graph.position
         self.group = groups_of(graph)
         self.group_allowed = allowed_group_devices(graph, cluster, self.group)
@@ -113,7 +112,7 @@ class _Repair:
             for attempt in candidates:
                 state = make_state(attempt.device, attempt.order)
                 # Bytes first; of two candidates with the same overflow the faster is better.
-                objective = self.objective._replace(prices=Prices(1.0 / max(attempt.time_us, 1e-9), 1.0, 1.0))
+                objective = self.objective._replace(prices=Prices(1.0 / max(attempt.time_us, 1e-9), 1.0))
                 heat = max(attempt.overflow_bytes * 0.05, 2.0)
                 anneal(objective, state, self.units, Schedule(heat, heat * 1e-3, steps, until_feasible=True), self.rng)
                 if not state.cost[3] > 0:

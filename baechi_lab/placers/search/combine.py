@@ -21,8 +21,8 @@ from ...graph import OpGraph
 from ...graph.kernels.csr import gather
 from ...graph.kernels.jit import njit
 from ..evaluation.assignment import Assignment
-from ..evaluation.cost import Objective, candidate_cost, remember_better
-from ..evaluation.moves import State, Units, reassign, undo
+from ..evaluation.cost import Objective, candidate_cost
+from ..evaluation.moves import State, Units, reassign, remember_if_best, undo
 from .instance import Instance
 
 LINES = ("topological", "folded", "structure", "distance")
@@ -120,7 +120,7 @@ def combine(objective: Objective, s: State, units: Units, donor: Donor, rng: np.
         cost, time, overflow_bytes = candidate_cost(objective, s, s.cost[0])
         if cost < s.cost[0]:
             s.cost[0] = cost
-            remember_better(objective.prices, s, cost, time, overflow_bytes)
+            remember_if_best(s, cost, time, overflow_bytes)
             continue
         undo(s, changed_count)
         if takes_order:

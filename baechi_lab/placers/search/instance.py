@@ -46,9 +46,8 @@ class Instance:
 
     def objective(self) -> Objective:
         """Returns the objective of the graph's own costs, with new scratch space; no time makes up for a byte too many."""
-        byte_price = PROHIBITIVE if self.track else 0.0
-        work = make_work(self.model, self.parameters)
-        return Objective(self.model, work, self.samples, Prices(1.0, byte_price, byte_price), self.track)
+        prices = Prices(1.0, PROHIBITIVE if self.track else 0.0)
+        return Objective(self.model, make_work(self.model, self.parameters), self.samples, prices, self.track)
 
     @cached_property
     def structures(self) -> list[NDArray[np.int64]]:
