@@ -15,6 +15,7 @@ from ..internal_warnings import warn
 from ..torch_runtime.random import restored_generators, seed_generators
 from ..torch_runtime.tree import as_arguments, lists_of_images, map_tensors, split_batch, tensors
 from .default_loss import own_loss
+from .optimizer_tensors import optimizer_state_tensors
 
 FAILURES = (TypeError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError)
 """What code of a model or an optimizer raises on arguments that it was not made for: an optimizer may require a closure."""
@@ -126,25 +127,25 @@ class TorchStep:
     def kept_states(self) -> int:
         """Tensors of a parameter's size that the optimizer keeps: as given, otherwise counted on small parameters.
 
-        An optimizer that updates neither one parameter nor eight counts as none, with a warning.
+        An optimizer that updates neither eight parameters nor one counts as none, with a warning.
 
         >>> TorchStep("t", lambda: nn.Linear(4, 2), (torch.ones(3, 4),), optimizer=torch.optim.Adam).kept_states
         2
         """
         if self.optimizer_states is not None or self.optimizer is None:
             return self.optimizer_states or 0
-        for count in (1, 8):  # several, for optimizers that divide parameters into groups
+        for count in (8, 1):  # several, for optimizers that divide parameters into groups or update a part of them
             parameters = [nn.Parameter(torch.zeros(3, 5, device="cpu")) for _ in range(count)]
             for parameter in parameters:
                 parameter.grad = torch.ones_like(parameter)
             try:
                 optimizer = self.optimizer(parameters)
                 optimizer.step()
-                states = [optimizer.state.get(parameter, {}).values() for parameter in parameters]
+                states = [optimizer_state_tensors(optimizer, parameter) for parameter in parameters]
             except FAILURES as error:
                 failure = error
                 continue
-            counts = {sum(isinstance(t, torch.Tensor) and t.shape == (3, 5) for t in state) for state in states}
+            counts = {sum(t.shape == (3, 5) for t in state) for state in states}
             fewest_states, most_states = min(counts), max(counts)
             if fewest_states < most_states:
                 warn(

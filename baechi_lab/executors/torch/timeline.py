@@ -31,7 +31,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...graph import MEMORY_CATEGORIES, MemoryLog, OpGraph, Timeline, Transfers
 from ...memory_saving.offload import OFFLOADED
 from ...profilers.torch.layer_graph import LOSS, backward_ops
-from ...profilers.torch.optimizer_update import all_optimizer_tensors, optimizer_state_tensors
 from ...profilers.torch.storages import StorageTracker
 from ...torch_runtime.forward_state import Observer
 from ...torch_runtime.intercept import Interceptor
@@ -42,6 +41,7 @@ from ...torch_runtime.transport import EventMark, HostTransport, StreamTransport
 from ...torch_runtime.tree import map_tensors, tensors
 from ...torch_steps.activation_rows import offloaded_state_groups, rerun_ops
 from ...torch_steps.assigner import distribution
+from ...torch_steps.optimizer_tensors import all_optimizer_tensors, optimizer_state_tensors
 from ...torch_steps.step import TorchStep
 from .copying import CopyingTransport, SeparateMemoryCopier, receive_copy
 from .placed_model import PlacedModel

@@ -18,6 +18,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,10 +35,11 @@ from ...passes.data_parallel import Bucket, divide_data
 from ...torch_runtime.storage import storage_key
 from ...torch_runtime.tree import Args, Kwargs, as_arguments, map_tensors, tensors
 from ...torch_steps.records import UPDATE
+from ...torch_steps.step import TorchStep
 from ..precision import Precision
 from .fake_tensors import types_of_estimate
 from .layer_estimate import EstimateOptions
-from .layers import mode_of, run_once
+from .layers import LossOf, mode_of, run_once
 from .operator_counter import is_model_operator
 from .operators import Recorder, add_updates, make_operator_graph
 from .rank_experts import RankExperts
@@ -81,12 +83,13 @@ def profile_divided(
     layout: Layout,
     options: EstimateOptions,
     plan: Plan | None = None,
+    step: TorchStep | None = None,
 ) -> OpGraph:
-    """Builds the graph of one rank of a layout; arguments as in `bl.torch.profile`.
+    """Builds the graph of one rank of a layout; arguments as in `bl.torch.profile`. `step` provides the loss and its targets.
 
     Raises:
-        InvalidInput: a layout with a pipeline, context or expert parallelism; degrees that do not divide; a layer that the plan
-            lacks, by name; a process group that this process has initialised.
+        InvalidInput: a layout with a pipeline, context parallelism or recomputation; degrees that do not divide; a layer that
+            the plan lacks, by name; a process group that this process has initialised.
     """
     if not isinstance(layout, Layout):
         raise InvalidInput(f"layout is {in_short(layout)}; it must be a bl.Layout")
@@ -96,6 +99,11 @@ def profile_divided(
                 f"{axis} of layout is {getattr(layout, axis)}; bl.torch.profile divides operators over tp, experts over ep and "
                 "gradients over dp, so it must be 1 (bl.layouts simulates the others)"
             )
+    if layout.recompute != "none":
+        raise InvalidInput(
+            f"recompute of layout is {layout.recompute!r}; bl.torch.profile runs the model's own checkpoints, so it must be "
+            "'none' (bl.layouts simulates the others)"
+        )
     if options.autocast is not None:
         raise InvalidInput("autocast is given and layout too; give precision or dtype in its place")
     training, precision, states = mode_of(model, options.mode), options.precision, options.states
@@ -105,6 +113,8 @@ def profile_divided(
         rank_model = rank_model.to(types["dtype"])
     args, kwargs = as_arguments(sample_inputs, model)
     args, kwargs = map_tensors((args, kwargs), lambda t: _on_meta(t, types["dtype"]))
+    if step is not None:
+        step = replace(step, targets=tuple(_on_meta(t, types["dtype"]) for t in step.targets))
     recorder = RankRecorder()
     with ExitStack() as stack:
         mixtures = [name for name, module in rank_model.named_modules() if _is_mixture(module)]
@@ -127,7 +137,7 @@ def profile_divided(
         recorder.recording = True
         with _RankMode(recorder):
             try:
-                run_once(rank_model, args, kwargs, training, keep=True)
+                run_once(rank_model, args, kwargs, training, keep=True, loss=recorder.record_loss(step))
             except BaechiLabError:
                 raise
             except (RuntimeError, TypeError, ValueError) as error:
@@ -379,6 +389,19 @@ class RankRecorder(Recorder):
 
         module.register_forward_pre_hook(lambda *_: self.modules.append(name), prepend=True)
         module.register_forward_hook(leave, always_call=True)
+
+    def record_loss(self, step: TorchStep | None) -> LossOf | None:
+        """Returns the loss of a step, whose operators are named as those of a module `loss`."""
+        if step is None:
+            return None
+
+        def loss_of(outputs: object) -> torch.Tensor:
+            self.modules.append("loss")
+            loss = step.loss_of(outputs)
+            self.modules.pop()
+            return loss
+
+        return loss_of
 
     def record(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         self.alive += [*tensors((args, kwargs)), *tensors(out)]  # keys of memory are unique while it lives

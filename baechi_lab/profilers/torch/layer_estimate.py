@@ -63,7 +63,9 @@ def optimizer_states(name: str) -> int:
 
 
 def optimizer_of(step: TorchStep) -> str | None:
-    """Returns the name of a step's optimizer; None if it has none, one that is not of PyTorch, or one that does not update.
+    """Returns the name of a step's optimizer; None if it has none, or one that does not update.
+
+    The name of one that is not of PyTorch has its module.
 
     >>> from functools import partial
     >>> from torch.optim import SGD
@@ -80,10 +82,9 @@ def optimizer_of(step: TorchStep) -> str | None:
     except FAILURES:  # one of other parameters, which `kept_states` warns of
         return None
     name, options = type(optimizer).__name__.lower(), getattr(optimizer, "defaults", {})
-    if not f"{type(optimizer).__module__}.".startswith(
-        "torch.optim."
-    ):  # Adafactor and Muon are of `torch.optim` itself
-        return None
+    module = type(optimizer).__module__
+    if not f"{module}.".startswith("torch.optim."):  # Adafactor and Muon are of `torch.optim` itself
+        return f"{module}.{name}"
     if name == "sgd" and options["momentum"]:
         return "momentum"
     return f"fused-{name}" if options.get("fused") else name

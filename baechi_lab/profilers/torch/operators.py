@@ -15,7 +15,7 @@ that follow their last reader.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from ...torch_runtime.intercept import Interceptor
 from ...torch_runtime.storage import distinct_bytes, storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Kwargs, as_arguments, tensors
 from ...torch_steps.records import UPDATE
+from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import output_shapes, trace
 from ..estimate_record import estimate_record, host_record
 from ..kernel_model import estimated_us
@@ -39,7 +40,7 @@ from ..precision import Precision
 from ..work import Kernel, work_of
 from .fake_tensors import types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_estimate import EstimateOptions, update_share
-from .layers import in_mode, mode_of, run_once
+from .layers import LossOf, in_mode, mode_of, run_once
 from .operator_counter import Counter, WorkWatch, is_model_operator
 from .quantization import stored_bytes
 from .unused_parameters import warn_about_unused_parameters
@@ -116,6 +117,20 @@ class Recorder(Counter):
         """Records the operator while recording is on."""
         if self.recording and is_model_operator(func):
             self._record(func, args, kwargs, out)
+
+    def record_loss(self, step: TorchStep | None) -> LossOf | None:
+        """Returns the loss of a step, whose operators are recorded as those of a call after the model's."""
+        if step is None:
+            return None
+
+        def loss_of(outputs: object) -> torch.Tensor:
+            call = len(self.keys) - 1
+            self.owner, self.is_ended = ("f", call), False
+            loss = step.loss_of(outputs)
+            self.owner, self.is_ended = ("b", call), True
+            return loss
+
+        return loss_of
 
     def _record(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         """Adds an op for a call of an ATen operator, and edges from the ops that wrote what it reads."""
@@ -204,9 +219,12 @@ def profile_operators(
     options: EstimateOptions,
     *,
     atomic: Collection[str | type] = (),
+    step: TorchStep | None = None,
     on_cpu: bool = False,
 ) -> OpGraph:
     """Builds the graph of a step's ATen operators on hardware; arguments as in `bl.torch.profile`.
+
+    `step` provides the loss and its targets.
 
     >>> from ...graph.hardware import by_kind
     >>> model, kinds = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), by_kind("a100")
@@ -217,25 +235,22 @@ def profile_operators(
     recorder = Recorder(precision, on_cpu)
     types = types_of_estimate(precision, options.dtype, options.autocast)
     args, kwargs = as_arguments(sample_inputs, model)
-    with (
-        in_mode(model, training),
-        use_fake_tensors(model, (args, with_full_attention(kwargs)), observer=recorder, on_cpu=on_cpu, **types) as (
-            args,
-            kwargs,
-        ),
-    ):
+    batch = (args, with_full_attention(kwargs), () if step is None else step.targets)
+    with in_mode(model, training), use_fake_tensors(model, batch, observer=recorder, on_cpu=on_cpu, **types) as batch:
+        args, kwargs, targets = batch
         recorder.know_quantized(model)
         model_trace = trace(model, (args, kwargs), atomic=atomic)
-        recorder.keys = tuple(call.key for call in model_trace.calls)
+        recorder.keys = (*(call.key for call in model_trace.calls), "loss")
         recorder.register_states(model)
         watch = WorkWatch(model, model_trace, training, recorder)
         with Interceptor(model, model_trace.layers, watch):
             recorder.recording = True
             try:
-                run_once(model, args, kwargs, training)
+                fake_step = None if step is None else replace(step, targets=targets)
+                run_once(model, args, kwargs, training, loss=recorder.record_loss(fake_step))
             finally:
                 recorder.recording = False
-        batch_bytes = distinct_bytes((args, kwargs))
+        batch_bytes = distinct_bytes(batch)
     warn_about_unused_parameters(model, model_trace)
     if options.optimizer is not None:
         add_updates(recorder, update_share(options.optimizer, options.states, precision))

@@ -137,6 +137,12 @@ def profile(
         sample_inputs, atomic, states = step.inputs, step.atomic, states or step.optimizer_states
     check_model(model)
     check_text("granularity", granularity, GRANULARITIES)
+    make_optimizer = None
+    if optimizer is not None:
+        states = state_count(optimizer)
+    elif step is not None and hardware is not None:
+        optimizer, make_optimizer = optimizer_of(step), step.optimizer
+        states = step.kept_states if states is None else states
     if layout is not None or plan is not None:
         from .divided import profile_divided
 
@@ -144,18 +150,11 @@ def profile(
             raise InvalidInput("layout is for estimates; name the hardware that they are for")
         if layout is None:
             raise InvalidInput("plan is given without layout; the plan says how a layout divides layers")
-        states = states or 0 if optimizer is None else state_count(optimizer)
-        options = EstimateOptions(mode, dtype, autocast, Precision.of(precision, gradients), optimizer, states)
-        graph = profile_divided(model, sample_inputs, by_kind(hardware), layout, options, plan)
+        options = EstimateOptions(mode, dtype, autocast, Precision.of(precision, gradients), optimizer, states or 0)
+        graph = profile_divided(model, sample_inputs, by_kind(hardware), layout, options, plan, step)
         return _with_quantization(graph, model)
     if hardware is not None:
-        make_optimizer = None
-        if optimizer is not None:
-            states = state_count(optimizer)
-        elif step is not None and states is None:
-            optimizer, states, make_optimizer = optimizer_of(step), step.kept_states, step.optimizer
-        states = states or 0
-        kinds = by_kind(hardware)
+        states, kinds = states or 0, by_kind(hardware)
         on_cpu = all(device_hardware.kind == "cpu" for device_hardware in kinds.values())
         options = EstimateOptions(mode, dtype, autocast, Precision.of(precision, gradients), optimizer, states)
         if not options.precision.name and dtype is None and autocast is None:
@@ -174,7 +173,7 @@ def profile(
             )
             graph = estimate.graph(kinds, optimizer=optimizer, states=states, make_optimizer=make_optimizer)
         else:
-            graph = profile_operators(model, sample_inputs, kinds, options, atomic=atomic, on_cpu=on_cpu)
+            graph = profile_operators(model, sample_inputs, kinds, options, atomic=atomic, step=step, on_cpu=on_cpu)
         return _with_quantization(graph, model)
     types = {"precision": precision, "gradients": gradients, "dtype": dtype, "autocast": autocast}
     for field, value in (types | {"granularity": None if granularity == "layer" else granularity}).items():
@@ -192,8 +191,6 @@ def profile(
         accumulate=accumulate,
         step=step,
     )
-    if optimizer is not None:
-        states = state_count(optimizer)
     return layers.graph(optimizer_states=states)
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ...torch_steps.optimizer_tensors import optimizer_state_tensors, optimizers_within
 from ...torch_steps.step import FAILURES
 from .storages import StorageRecord, StorageTracker
 
@@ -67,14 +68,14 @@ def temporaries_of(make: MakeOptimizer | None, in_loop: bool) -> Temporaries:
         if make is None:
             return Temporaries()
         optimizer = make(parameters)
-        for group in optimizer.param_groups:
+        holders = optimizers_within(optimizer)
+        for group in (group for holder in holders for group in getattr(holder, "param_groups", ())):
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = not in_loop
             group["capturable"] = False  # it is for GPUs
         optimizer.step()  # makes the states
         for k, parameter in enumerate(parameters):
-            states = [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
-            tracker.add([parameter, parameter.grad, *states], k)
+            tracker.add([parameter, parameter.grad, *optimizer_state_tensors(optimizer, parameter)], k)
         records_before = len(tracker.records)
         with tracker.mode():
             optimizer.step()

@@ -89,6 +89,26 @@ def test_a_feed_forward_part_is_divided_by_columns_and_rows() -> None:
     assert graph.persistent_bytes.sum() == 2 * 2 * 8 * 32 * 4 // 4
 
 
+def test_bug_the_loss_and_optimizer_of_a_step_were_left_out() -> None:
+    """Neither a rank of a layout nor the graph of operators had the loss; a rank had no states and no updates."""
+    scores = bl.torch.TorchStep(
+        "scores", FeedForward, torch.ones(4, 8), nn.functional.cross_entropy, torch.arange(4), torch.optim.Adam
+    )
+    plan = {"first": "colwise", "second": "rowwise"}
+    rank = bl.torch.profile(scores, hardware="a100", layout=bl.Layout(tp=4), plan=plan)
+    operators = bl.torch.profile(scores, hardware="a100", granularity="operator")
+    for graph, share in ((rank, 4), (operators, 1)):
+        loss = [name.rpartition("/")[2] for name in graph.names if name.startswith("loss/")]
+        assert [kind for kind in loss if kind != "ones_like"] == [
+            "_log_softmax",
+            "nll_loss_forward",
+            "nll_loss_backward",
+            "_log_softmax_backward_data",
+        ]
+        assert Counter(graph.op_types)["Update"] == 2
+        assert graph.persistent_bytes.sum() == 4 * 2 * 8 * 32 * 4 // share  # weights, gradients and two states
+
+
 @pytest.mark.slow
 def test_llama_as_pytorch_divides_it_agrees_with_the_blocks_of_layouts() -> None:
     """Collectives of the forward pass: of every block, of the embedding, and of the logits."""
@@ -170,6 +190,8 @@ def test_what_cannot_be_divided_is_named() -> None:
         bl.torch.profile(model, inputs, layout=bl.Layout(tp=2))
     with pytest.raises(bl.InvalidInput, match="pp of layout is 2"):
         bl.torch.profile(model, inputs, hardware="a100", layout=bl.Layout(pp=2))
+    with pytest.raises(bl.InvalidInput, match="recompute of layout is 'full'"):
+        bl.torch.profile(model, inputs, hardware="a100", layout=bl.Layout(recompute="full"))
     with pytest.raises(bl.InvalidInput, match="dp of layout is 2 and optimizer is not given"):
         bl.torch.profile(model.train(), inputs, hardware="a100", layout=bl.Layout(dp=2))
     with pytest.raises(bl.InvalidInput, match="tp is 8; it must divide the model's num_key_value_heads, which is 4"):
