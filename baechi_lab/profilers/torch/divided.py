@@ -154,7 +154,12 @@ def profile_divided(
             columns[kind][op] = collectives.us(collective, size, layout.axis_devices(axis))
     descriptions = {graph.names[op]: {"axis": axis, "bytes": size} for op, (_, axis, size) in recorder.messages.items()}
     info = {**graph.info, "layout": repr(layout), "collectives": descriptions}
-    graph = graph.replace(duration_us=next(iter(columns.values())), duration_by_kind=columns, info=info)
+    temporary = graph.temp_bytes.copy()
+    # The workspace of products, which every other operator has: a collective may run beside one of them.
+    temporary[list(recorder.messages)] -= max(hardware.workspace_bytes for hardware in kinds.values())
+    graph = graph.replace(
+        duration_us=next(iter(columns.values())), duration_by_kind=columns, temp_bytes=temporary, info=info
+    )
     return _divide_gradients(graph, recorder, states, kinds, layout, precision)
 
 
