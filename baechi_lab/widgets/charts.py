@@ -183,7 +183,7 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
     """Makes a heat map of a sweep: a column for each value of `axis`, a row for each value of `by` (empty: one row).
 
     A cell shows the row of the sweep with the best `measure` of those that fit, of equal ones one on the Pareto front; its id is
-    the position of that row in `table`.
+    the label of that row in `table`.
     Better cells have a stronger colour. Rows on the Pareto front are marked.
 
     Returns:
@@ -211,7 +211,7 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
             "y": y_labels.index(_word(by_column, row[by_column])) if by_column else 0,
             "text": values.texts[int(k)],
             "tip": _tip(row, column) + (" (on the Pareto front)" if k in front else ""),
-            "id": int(k),
+            "id": int(table.index[k]),
             "fits": bool(row["feasible"]),
             "front": k in front,
             "good": _strength(float(cost - least), float(span)),
@@ -267,7 +267,7 @@ def _front_times(table: pandas.DataFrame) -> pandas.Series:
 
 
 def pareto_chart(table: pandas.DataFrame) -> Chart:
-    """Makes a chart of the step against the peak of the fullest device: a point per row of a sweep, its position as id.
+    """Makes a chart of the step against the peak of the fullest device: a point per row of a sweep, its label as id.
 
     The line joins the rows of the Pareto front.
     """
@@ -283,7 +283,7 @@ def pareto_chart(table: pandas.DataFrame) -> Chart:
     for k, placer in enumerate(table["placer"].drop_duplicates()):
         rows = np.flatnonzero((table["placer"] == placer) & times.notna() & peaks.notna()).tolist()
         tips = [_tip(table.iloc[row], "makespan_us") for row in rows]
-        series_list.append(points_of(rows, str(placer), CURVES[k % len(CURVES)], ids=rows, tips=tips))
+        series_list.append(points_of(rows, str(placer), CURVES[k % len(CURVES)], ids=table.index[rows], tips=tips))
     time_label = "time per sample" if table["batch_size"].nunique() > 1 else "step time"
     title = "Pareto front: time against memory"
     return points(f"peak memory ({bytes_unit})", f"{time_label} ({unit})", series_list, title=title)

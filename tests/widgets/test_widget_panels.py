@@ -643,6 +643,16 @@ def test_explore_panel_sweeps_and_takes_the_best(bench):
         assert bench.model.setting.cluster.n == 2 and bench.outcome.timeline.makespan_us == 22
     receive(panel.rows, type="action", id=panel.rows.rows[0]["id"], action="Open")
     assert bench.outcome.timeline.makespan_us == 30
+    # Further rows may come before a row while its click is on the way.
+    panel.show(expected[1:])
+    (label,) = (cell["id"] for cell in panel.chart.spec["cells"])
+    assert [series["ids"] for series in panel.front.spec["series"]] == [[], [label]]
+    panel.show(expected)
+    panel.chart.clicked = label
+    assert bench.outcome.timeline.makespan_us == 22
+    panel.show(expected[:1])
+    panel.front.clicked = label  # a row that is gone
+    assert bench.outcome.timeline.makespan_us == 22 and panel.front.clicked == -1
     panel.devices.value = "two"
     panel.start.click()
     assert "not a list of whole numbers" in bench.header.problem.value

@@ -86,6 +86,7 @@ class ExplorePanel:
         self.take = button("Use the best", "take over its devices, memory, placer, batch and micro-batches", self._take)
         self.take.layout.display = "none"
         self.table: pandas.DataFrame | None = None
+        self.labels: dict[str, int] = {}
         self.fresh, self.progress_shown, self.quiet = True, False, Quiet()
         for control in (self.axis, self.by, self.measure):
             control.observe(lambda _: self._keep_question(), "value")
@@ -186,7 +187,9 @@ class ExplorePanel:
             self.progress_shown = bool(progress[0])
 
     def show(self, rows: pandas.DataFrame) -> None:
-        self.table = rows
+        """Shows the rows of a sweep. A row keeps its label, which clicks name, also where further rows come before it."""
+        combinations = map(combination, rows.to_dict("records"))
+        self.table = rows.set_axis([self.labels.setdefault(name, len(self.labels)) for name in combinations])
         # The axes of the heat map, unless the user chose them: the first axis that varies, and the last one as rows.
         varied = varied_axes(rows)
         if self.fresh and varied:
@@ -261,15 +264,17 @@ class ExplorePanel:
         front = set(pareto_front(self.table))
         open_action = [{"name": "Open", "hint": "make this the setting"}]
         extras: list[dict[str, object]] = [
-            {"id": combination(row), "actions": open_action, "notes": [FRONT_NOTE] if k in front else []}
-            for k, row in enumerate(self.table.to_dict("records"))
+            {"id": str(label), "actions": open_action, "notes": [FRONT_NOTE] if k in front else []}
+            for k, label in enumerate(self.table.index)
         ]
         self.rows.show(sweep_columns(self.table), extras)
 
     def _open_clicked_row(self, change: Any) -> None:
-        if change["new"] >= 0:
+        label = change["new"]
+        if label >= 0:
             change["owner"].clicked = -1  # so that the same setting can be opened again
-            self.open_row(change["new"])
+            if self.table is not None and label in self.table.index:
+                self._enter(self.table.loc[label])
 
     def open_row(self, number: int) -> None:
         """Makes a row of the sweep the setting."""
