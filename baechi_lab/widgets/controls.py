@@ -94,7 +94,7 @@ class IntSlider(OnLoop, ipywidgets.IntSlider):
     """`ipywidgets.IntSlider`, handled on its loop."""
 
 
-class SentWhole(OnLoop):
+class WholeText(OnLoop):
     """A text that the browser sends when it is left or ended with Enter.
 
     While the kernel answers the first letters of a text, a browser keeps the others back, but it sends a click at once. A button
@@ -105,7 +105,7 @@ class SentWhole(OnLoop):
         super().__init__(*args, **{"continuous_update": False, **traits})
 
 
-class IntText(SentWhole, ipywidgets.IntText):
+class IntText(WholeText, ipywidgets.IntText):
     """`ipywidgets.IntText`, handled on its loop and sent whole."""
 
 
@@ -113,7 +113,7 @@ class SelectionSlider(OnLoop, ipywidgets.SelectionSlider):
     """`ipywidgets.SelectionSlider`, handled on its loop."""
 
 
-class Text(SentWhole, ipywidgets.Text):
+class Text(WholeText, ipywidgets.Text):
     """`ipywidgets.Text`, handled on its loop and sent whole."""
 
 

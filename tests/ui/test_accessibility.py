@@ -75,13 +75,15 @@ def test_axe_finds_nothing_light_and_dark(page):
         for name in TABS:
             tab(page, name)
             # Colours follow a theme, and parts a tab, later.
-            part = ".bl-workbench" if name == TABS[0] else ".bl-panes"  # all else is the same on each
-            jb.eventually(page, lambda part=part, rules=rules: _assert_no_violation(page, part, rules))
+            selector = ".bl-workbench" if name == TABS[0] else ".bl-panes"  # all else is the same on each
+            jb.eventually(page, lambda selector=selector, rules=rules: _assert_no_violation(page, selector, rules))
     themed(page, "Light")
 
 
-def _assert_no_violation(page, part, rules):
-    violations = page.evaluate("async ([part, rules]) => (await axe.run(part, rules)).violations", [part, rules])
+def _assert_no_violation(page, selector, rules):
+    violations = page.evaluate(
+        "async ([selector, rules]) => (await axe.run(selector, rules)).violations", [selector, rules]
+    )
     nodes = {v["id"]: [f"{node['html'][:160]} {node['any'][:1]}" for node in v["nodes"]][:3] for v in violations}
     assert nodes == {}
 

@@ -362,18 +362,18 @@ def test_bug_states_of_optimizers_within_an_optimizer_were_missing_in_estimates(
 
 def test_bug_estimates_had_no_update_of_optimizers_that_are_not_pytorchs():
     """The peak is in the update; without its temporaries it is a third lower."""
-    own, adam = (
+    averaged, adam = (
         bl.torch.profile(
             TorchStep("two", linear, (torch.ones(32, 64),), optimizer=optimizer, optimizer_states=2),
             hardware="cpu-core",
         )
         for optimizer in (Averaged, torch.optim.Adam)
     )
-    assert [name for name in own.names if name.endswith("/update")] == ["0/update", "1/update"]
-    assert own.duration_us[own.index["1/update"]] > 0
+    assert [name for name in averaged.names if name.endswith("/update")] == ["0/update", "1/update"]
+    assert averaged.duration_us[averaged.index["1/update"]] > 0
     peaks = [
         bl.simulate(graph, bl.Cluster.uniform(1, kind="cpu-core"), bl.Placement(device=[0] * graph.n)).peak_bytes[0]
-        for graph in (own, adam)
+        for graph in (averaged, adam)
     ]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.001)
 
